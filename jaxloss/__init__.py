@@ -63,7 +63,10 @@ Hyperparameters:
 
 Dtypes:
   Features, logits and weights may have any float dtype. bfloat16 and float16 are computed in
-  float32. Results are float32, or float64 for float64 inputs.
+  float32. Results are float32, or float64 for float64 inputs. On accelerators, products of
+  bfloat16 and float16 arrays are computed from them as they are, which is fast, and added up in
+  float32, in which such products are exact: pass features in the dtype of the network. Products of
+  float32 arrays have all bits of float32, unless `jax.default_matmul_precision` says otherwise.
 
 Errors:
   All arguments are checked when a function is traced. A wrong dtype raises `TypeError`. A wrong

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int32, Integer, Real, Shaped
 
 from jaxloss import _checks
-from jaxloss._cpu import indices
+from jaxloss._backend import indices
 
 AxisName: TypeAlias = Hashable | tuple[Hashable, ...]
 Reduction: TypeAlias = Literal["mean", "sum", "none"]

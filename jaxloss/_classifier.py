@@ -18,6 +18,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Bool, Float, Integer
 
 from jaxloss import _checks, _logsumexp
+from jaxloss._backend import indices, on_cpu
 from jaxloss._batch import (
     AxisName,
     Reduction,
@@ -32,20 +33,22 @@ from jaxloss._batch import (
     vary_alike,
 )
 from jaxloss._checks import Number
-from jaxloss._cpu import indices, on_cpu
 from jaxloss._linear import (
     InverseNorms,
-    exact_product,
     flat_columns,
     inverse_norms,
+    inverse_norms_of_scaled,
+    inverse_or_zero,
     l2_normalize,
     largest_of_class,
     product_with_columns,
+    scaled,
     sizes_are_known,
     wide_dtype,
 )
 from jaxloss._logsumexp import Partial, logsumexp, softplus, unless_left_out
 from jaxloss._margins import lowering, margins_of_samples
+from jaxloss._products import Low, compared, low_dtypes, rounded, times, wide_product
 from jaxloss._sharding import divided
 
 Similarity: TypeAlias = Literal["inner", "cosine"]
@@ -227,11 +230,8 @@ def _over_classes(
 ) -> _Rows:
     """Returns what the loss needs of the logits `β z`, also of classes on other devices."""
     wide = wide_dtype(*jax.tree.leaves((features, weights, bias)))
+    low = low_dtypes(*jax.tree.leaves((features, weights, bias)))[:2]
     features = features.astype(wide)
-    if similarity == "cosine":
-        features = l2_normalize(features)
-    # Scaled features and a scaled bias have scaled logits.
-    features = scale * features
     if bias is not None:
         bias = bias.astype(wide)
         bias = unless_left_out(scale, bias) * bias
@@ -239,8 +239,19 @@ def _over_classes(
     size = _default_block_size(features, weights) if block_size is None else block_size
     first = first_position(num_classes, class_axis_name)
     labels = labels - jnp.asarray(first, labels.dtype)
-    visit = _one_block if size >= num_classes else partial(_in_blocks, size)
-    rows = visit(similarity, *vary_alike((features, labels, weights, bias)))
+    if any(low):
+        # Norms and scale come in after the product: only the rows as they are are exact.
+        factors = jnp.full_like(features, scale, shape=labels.shape)
+        if similarity == "cosine":
+            features = features * scaled(features)
+            factors = factors * inverse_norms_of_scaled(features)
+        given = vary_alike((features, factors, labels, weights, bias))
+        rows: Any = _in_exact_blocks(low, min(size, num_classes), similarity, *given)
+    else:
+        # Scaled features and a scaled bias have scaled logits.
+        features = scale * (l2_normalize(features) if similarity == "cosine" else features)
+        visit = _one_block if size >= num_classes else partial(_in_blocks, size)
+        rows = visit(similarity, *vary_alike((features, labels, weights, bias)))
     if class_axis_name is None:
         return rows
     every = jnp.ones_like(rows.rest, dtype=bool)
@@ -382,7 +393,7 @@ def _rows_and_products(
         sums, kept = carry
         block, block_bias = _block((weights, bias), first, size)
         vectors, norms = _class_vectors(block, features.dtype, similarity)
-        products = exact_product(features, vectors)
+        products = wide_product(features, vectors)
         if kept is not None:
             of_classes = products.reshape(-1, *block.shape[1:])
             kept = _with_block(kept, of_classes, first)
@@ -419,19 +430,15 @@ def _visit_blocks_backward(
         )
         is_target = _is_target(labels, first, size)
         if kept is None:
-            products = exact_product(features, vectors)
+            products = wide_product(features, vectors)
         else:
             products = flat_columns(_block(d_weights, first, size))[: features.shape[0]]
         largest, to_products = jax.vjp(lambda products: largest_of_class(products, block), products)
         logits = _with_bias(largest, block_bias)
-        softmax = jnp.exp(jnp.where(is_target, 0, logits - rest[:, None]))
-        d_logits = jnp.where(
-            is_target, cotangents.target[:, None], cotangents.rest[:, None] * softmax
-        )
-        d_logits = d_logits + cotangents.total[:, None]
+        d_logits = _d_logits(logits, rest, is_target, cotangents)
         (d_products,) = to_products(d_logits)
-        (d_block,) = pull_back(exact_product(columns, d_products))
-        d_features = d_features + exact_product(d_products, vectors.T)
+        (d_block,) = pull_back(wide_product(columns, d_products))
+        d_features = d_features + wide_product(d_products, vectors.T)
         d_weights = _with_block(d_weights, d_block, first)
         if d_bias is not None:
             d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
@@ -449,10 +456,141 @@ _in_blocks = jax.custom_vjp(_visit_blocks, nondiff_argnums=(0, 1))
 _in_blocks.defvjp(_visit_blocks_forward, _visit_blocks_backward, symbolic_zeros=True)
 
 
+# Blocks of low-precision rows ----
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _in_exact_blocks(
+    low: tuple[Low, Low],
+    block_size: int,
+    similarity: Similarity,
+    features: Float[Array, "n d"],
+    factors: Float[Array, " n"],
+    labels: Integer[Array, " n"],
+    weights: Float[Array, "d C *K"],
+    bias: Float[Array, " C"] | None,
+) -> _Rows:
+    """Returns the rows of logits `a_i r_c x_i · w_c + b_c`: a are factors, r inverse norms or 1."""
+    return _exact_forward(low, block_size, similarity, features, factors, labels, weights, bias)[0]
+
+
+class _Columns(NamedTuple):
+    """The weight vectors of a block of classes."""
+
+    vectors: Float[Array, "d _"]
+    """As they are, times powers of two for cosines."""
+    norms: Float[Array, " _"] | None
+    """Inverse norms; None for inner products."""
+    powers: Any
+    """These powers, `[1, _]`, or None."""
+
+
+def _columns(block: Float[Array, "d B *K"], low: Low, similarity: Similarity) -> _Columns:
+    vectors = flat_columns(block).astype(jnp.float32)
+    norms = powers = None
+    if similarity == "cosine":
+        powers = scaled(vectors, axis=0)
+        vectors = vectors * powers
+        norms = inverse_norms_of_scaled(vectors, axis=0)
+    return _Columns(vectors if low is None else vectors.astype(low), norms, powers)
+
+
+def _exact_logits(
+    rows: Float[Array, "n d"],
+    factors: Float[Array, " n"],
+    columns: _Columns,
+    block: Float[Array, "d B *K"],
+    bias: Float[Array, " B"] | None,
+) -> tuple[Float[Array, "n B"], Float[Array, "n _"], Callable[[Array], Any]]:
+    """Returns the logits, the factors of the products, and the gradient by what they multiply."""
+    of_products = factors[:, None]
+    if columns.norms is not None:
+        of_products = of_products * columns.norms[None, :]
+    products = compared(rows, columns.vectors.T) * of_products
+    largest, to_products = jax.vjp(lambda products: largest_of_class(products, block), products)
+    return _with_bias(largest, bias), of_products, to_products
+
+
+def _exact_forward(
+    low: tuple[Low, Low],
+    block_size: int,
+    similarity: Similarity,
+    features: Float[Array, "n d"],
+    factors: Float[Array, " n"],
+    labels: Integer[Array, " n"],
+    weights: Float[Array, "d C *K"],
+    bias: Float[Array, " C"] | None,
+) -> tuple[_Rows, Any]:
+    rows = features if low[0] is None else features.astype(low[0])
+
+    def visit(sums: _Sums, first: Any, size: int, _: None) -> tuple[_Sums, None]:
+        block, block_bias = _block((weights, bias), first, size)
+        columns = _columns(block, low[1], similarity)
+        logits = _exact_logits(rows, factors, columns, block, block_bias)[0]
+        return _merge(sums, _sums(logits, _is_target(labels, first, size))), None
+
+    zero = jnp.zeros_like(factors)
+    nothing = _Sums(zero, Partial(zero - jnp.inf, zero), zero)
+    sums, _ = _over_blocks(visit, nothing, weights.shape[1], block_size)
+    found = _rows(sums)
+    return found, (features, factors, labels, weights, bias, found.rest)
+
+
+def _exact_backward(
+    low: tuple[Low, Low], block_size: int, similarity: Similarity, residuals: Any, cotangents: _Rows
+) -> tuple[Any, ...]:
+    features, factors, labels, weights, bias, rest = residuals
+    rows = features if low[0] is None else features.astype(low[0])
+
+    def visit(gradients: Any, first: Any, size: int, _: None) -> tuple[Any, None]:
+        d_features, d_weights, d_bias = gradients
+        block, block_bias = _block((weights, bias), first, size)
+        columns = _columns(block, low[1], similarity)
+        logits, of_products, to_products = _exact_logits(rows, factors, columns, block, block_bias)
+        d_logits = _d_logits(logits, rest, _is_target(labels, first, size), cotangents)
+        (d_products,) = to_products(d_logits)
+        d_products = rounded(d_products * of_products, low[0] or low[1])
+        d_features = d_features + times(d_products, columns.vectors.T)
+        d_vectors = times(d_products.T, rows).T
+        if columns.norms is not None:
+            # Along itself, a vector changes in length only.
+            vectors = columns.vectors.astype(d_vectors.dtype)
+            along = jnp.sum(vectors * d_vectors, axis=0) * columns.norms**2
+            zero = columns.norms[None, :] == 0
+            d_vectors = jnp.where(zero, 0, d_vectors - vectors * along[None, :])
+            d_vectors = d_vectors * columns.powers
+        d_weights = _with_block(d_weights, d_vectors.reshape(block.shape), first)
+        if d_bias is not None:
+            d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
+        return (d_features, d_weights, d_bias), None
+
+    carry = jax.tree.map(jnp.zeros_like, (features, weights, bias))
+    gradients, _ = _over_blocks(visit, carry, weights.shape[1], block_size)
+    d_features, d_weights, d_bias = gradients
+    # The products do not know the factors, of which `Σ_c d_ic z_ic` is the gradient.
+    d_factors = jnp.sum(features * d_features, axis=1) * inverse_or_zero(factors)
+    return d_features, d_factors, None, d_weights, d_bias
+
+
+_in_exact_blocks.defvjp(_exact_forward, _exact_backward)
+
+
+def _d_logits(
+    logits: Float[Array, "n B"],
+    rest: Float[Array, " n"],
+    is_target: Bool[Array, "n B"],
+    cotangents: _Rows,
+) -> Float[Array, "n B"]:
+    softmax = jnp.exp(jnp.where(is_target, 0, logits - rest[:, None]))
+    of_rest = cotangents.rest[:, None] * softmax
+    return jnp.where(is_target, cotangents.target[:, None], of_rest) + cotangents.total[:, None]
+
+
 def _block(arrays: Any, first: Integer[Array, ""] | int, size: int) -> Any:
     """Returns `size` of the classes, the second axis of the weights and the only one of a bias."""
     # Without the barrier, XLA on a CPU converts all of a bfloat16 array ahead of the loop.
-    arrays, first = lax.optimization_barrier((arrays, first))
+    if on_cpu():
+        arrays, first = lax.optimization_barrier((arrays, first))
     return jax.tree.map(
         lambda array: lax.dynamic_slice_in_dim(array, first, size, min(1, array.ndim - 1)),
         arrays,

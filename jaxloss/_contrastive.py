@@ -17,10 +17,11 @@ from jaxloss._batch import (
     reference_rows,
 )
 from jaxloss._checks import Number
+from jaxloss._linear import wide_dtype
 from jaxloss._logsumexp import softplus, softplus_where
 from jaxloss._sharding import divided
 from jaxloss._statistics import LOGSUMEXP, SUM, ByClass, Statistic, over_temperature
-from jaxloss._tiles import anchors_and_references, pair_statistics, statistics_in_two_stages
+from jaxloss._tiles import by_products, pair_statistics, statistics_in_two_stages
 
 
 @divided()
@@ -98,15 +99,16 @@ def supervised_contrastive_loss(
     _checks.choice("denominator", denominator, ("all", "negatives"))
     features, labels, valid = checked_rows_of_any_labels(features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features, labels)
-    anchors, compared = anchors_and_references(
-        features, labels, valid, given, axis_name, normalize=normalize, load=True
+    anchors, compared, similarity = by_products(
+        features, labels, valid, given, axis_name, normalize=normalize
     )
-    temperature = _checks.in_range("temperature", temperature, anchors.features.dtype, above=0)
+    dtype = wide_dtype(*(rows.features for rows in (anchors, compared or anchors)))
+    temperature = _checks.in_range("temperature", temperature, dtype, above=0)
     options: Any = {
         "params": jnp.asarray(temperature),
         "anchors": anchors,
         "references": compared,
-        "similarity": "product",
+        "similarity": similarity,
         "block_size": block_size,
         "axis_name": axis_name,
     }

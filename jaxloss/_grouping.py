@@ -21,8 +21,9 @@ from jaxloss._batch import (
     valid_rows,
     zero_invalid,
 )
-from jaxloss._linear import exact_product, widen
+from jaxloss._linear import widen
 from jaxloss._logsumexp import finite_from_below, logsumexp, softplus
+from jaxloss._products import Low, low_dtypes, product
 from jaxloss._sharding import divided
 
 Bound: TypeAlias = Literal["tight", "loose"]
@@ -87,7 +88,7 @@ def group_softmax_loss(
       eq. (A.2).
     """
     _checks.choice("bound", bound, ("tight", "loose"))
-    features, labels, weights, bias = _checked(features, labels, weights, bias, num_groups)
+    features, labels, weights, bias, low = _checked(features, labels, weights, bias, num_groups)
     valid = valid_rows(labels, _checks.row_mask(where, "features", features))
     features = zero_invalid(features, valid)
     if groups is None:
@@ -95,7 +96,7 @@ def group_softmax_loss(
     groups = _checks.feature_groups(groups, features)
 
     num_classes = weights.shape[1]
-    logits = _group_logits(features, weights, bias, groups, num_groups)
+    logits = _group_logits(features, weights, bias, groups, num_groups, low)
     scale = num_groups if bound == "tight" else 1
     logits = (scale * logits).reshape(-1, num_classes)  # A row for each group of each sample.
     is_own = jnp.repeat(is_own_class(labels, num_classes), num_groups, axis=0)
@@ -113,18 +114,21 @@ def group_softmax_loss(
 def _checked(
     features: Any, labels: Any, weights: Any, bias: Any, num_groups: Any
 ) -> tuple[
-    Float[Array, "n d"], Integer[Array, " n"], Float[Array, "d C"], Float[Array, " C"] | None
+    Float[Array, "n d"],
+    Integer[Array, " n"],
+    Float[Array, "d C"],
+    Float[Array, " C"] | None,
+    tuple[Low, Low],
 ]:
-    """Checks the arguments, and widens the floats to one dtype."""
+    """Checks the arguments, and widens the floats. Returns where they are low-precision, too."""
     features = _checks.floating("features", features, "n d")
     weights, bias = _checks.classifier(features, weights, bias)
     labels = _checks.class_labels(labels, "features", features)
     _checks.group_count(num_groups, features.shape[1])
-    if bias is None:
-        features, weights = widen(features, weights)
-    else:
-        features, weights, bias = widen(features, weights, bias)
-    return features, labels, weights, bias
+    arrays = (features, weights) if bias is None else (features, weights, bias)
+    low = low_dtypes(*arrays)
+    features, weights, *rest = widen(*arrays)
+    return features, labels, weights, rest[0] if rest else None, (low[0], low[1])
 
 
 def _group_logits(
@@ -133,11 +137,14 @@ def _group_logits(
     bias: Float[Array, " C"] | None,
     groups: Integer[Array, "n d"],
     num_groups: int,
+    low: tuple[Low, Low],
 ) -> Float[Array, "n G C"]:
     """Returns the logits of each group of features, by one product of [n·G, d] and [d, C]."""
     numbers = jnp.arange(num_groups, dtype=groups.dtype)
     is_member = groups[:, None, :] == numbers[None, :, None]
-    logits = exact_product(jnp.where(is_member, features[:, None, :], 0), weights)
+    members = jnp.where(is_member, features[:, None, :], 0)
+    logits = product(members.reshape(-1, weights.shape[0]), weights, low)
+    logits = logits.reshape(*members.shape[:2], -1)
     return logits if bias is None else logits + (bias / num_groups)[None, None, :]
 
 
@@ -182,7 +189,7 @@ def discriminative_groups(
       Kobayashi, Group Softmax Loss with Discriminative Feature Grouping, WACV 2021, supplement
       eq. (A.13), (A.14), Lemma 1.
     """
-    features, labels, weights, _ = _checked(features, labels, weights, None, num_groups)
+    features, labels, weights, *_ = _checked(features, labels, weights, None, num_groups)
     return _discriminative_groups(features, labels, weights, num_groups)
 
 

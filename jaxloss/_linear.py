@@ -12,7 +12,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from jaxloss import _checks
-from jaxloss._cpu import on_cpu
+from jaxloss._backend import on_cpu
+from jaxloss._products import Low, low_dtypes, product
 from jaxloss._sharding import divided
 
 
@@ -32,20 +33,15 @@ def sizes_are_known(*sizes: Any) -> bool:
     return all(isinstance(size, int) for size in sizes)
 
 
-def exact_product(a: Float[Array, " *n k"], b: Float[Array, "k m"]) -> Float[Array, " *n m"]:
-    """Returns `a @ b` in full precision. Accelerators round float32 factors by default."""
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
-
-
 def product_with_columns(
-    rows: Float[Array, "n d"], columns: Float[Array, "d C"]
+    rows: Float[Array, "n d"], columns: Float[Array, "d C"], low: tuple[Low, Low] = (None, None)
 ) -> Float[Array, "n C"]:
-    """Returns `rows @ columns`, with a fast gradient for few columns."""
+    """Returns `product(rows, columns, low)`, on CPUs with a fast gradient for few columns."""
     number, num_columns = rows.shape[0], columns.shape[1]
     if on_cpu() and sizes_are_known(number, num_columns) and 4 * num_columns <= number:
         # XLA for CPUs takes up to three times as long for `[d, C]` gradients as for `[C, d]` ones.
         columns = lax.optimization_barrier(columns.T).T
-    return exact_product(rows, columns)
+    return product(rows, columns, low)
 
 
 def negative_squared_distances(
@@ -100,6 +96,25 @@ def _scaled_inverse_norms(
     scale = 4 / jnp.where(zero, 1, largest)
     squared = jnp.sum((x * scale) ** 2, axis=axis, keepdims=True)
     return InverseNorms(scale, jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squared))))
+
+
+def scaled(x: Float[Array, " ..."], *, axis: int = -1) -> Float[Array, " ..."]:
+    """Returns powers of two that bring the largest number of each vector near to 2^8.
+
+    No square of a vector times this overflows or underflows, and a product with a low-precision
+    vector is exact.
+    """
+    largest = jnp.max(jnp.abs(lax.stop_gradient(x)), axis=axis, keepdims=True)
+    usable = (largest > 0) & (largest < jnp.inf)
+    _, exponent = jnp.frexp(jnp.where(usable, largest, 1))
+    return jnp.ldexp(jnp.ones_like(largest), jnp.clip(8 - exponent, -126, 126))
+
+
+def inverse_norms_of_scaled(x: Float[Array, " ..."], *, axis: int = -1) -> Float[Array, " ..."]:
+    """Returns the inverse norms of vectors that are `scaled`, and 0 for a zero vector."""
+    squared = jnp.sum(x * x, axis=axis)
+    zero = squared == 0  # False for NaN, so that NaN stays visible.
+    return jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squared)))
 
 
 def l2_normalize(
@@ -258,11 +273,11 @@ def linear_logits(
     """
     features = _checks.floating("features", features, "n d")
     weights, bias = _checks.classifier(features, weights, bias)
-    if bias is None:
-        features, weights = widen(features, weights)
-        return product_with_columns(features, weights)
-    features, weights, bias = widen(features, weights, bias)
-    return product_with_columns(features, weights) + bias[None, :]
+    arrays = (features, weights) if bias is None else (features, weights, bias)
+    low = low_dtypes(*arrays)[:2]
+    features, weights, *rest = widen(*arrays)
+    logits = product_with_columns(features, weights, low)
+    return logits + rest[0][None, :] if rest else logits
 
 
 def flat_columns(weights: Float[Array, "d C *K"]) -> Float[Array, "d _"]:
@@ -309,6 +324,24 @@ def cosine_logits(
     """
     features = _checks.floating("features", features, "n d")
     weights, _ = _checks.classifier(features, weights, sub_centres=True)
+    low = low_dtypes(features, weights)
     features, weights = widen(features, weights)
-    units = l2_normalize(flat_columns(weights), axis=0)
-    return largest_of_class(product_with_columns(l2_normalize(features), units), weights)
+    return largest_of_class(cosines(features, flat_columns(weights), low), weights)
+
+
+def cosines(
+    rows: Float[Array, "n d"],
+    columns: Float[Array, "d C"],
+    low: tuple[Low, Low] = (None, None),
+    valid: Bool[Array, " n"] | None = None,
+) -> Float[Array, "n C"]:
+    """Returns the cosines of rows and columns. They are 0 for rows that are not valid."""
+    if low == (None, None):
+        units = l2_normalize(columns, axis=0)
+        return product_with_columns(l2_normalize(rows, valid), units)
+    # The norms come in after the product: a unit vector is not exact in a low dtype.
+    rows = rows if valid is None else jnp.where(valid[:, None], rows, 0)
+    rows, columns = rows * scaled(rows), columns * scaled(columns, axis=0)
+    of_rows = inverse_norms_of_scaled(rows)
+    of_columns = inverse_norms_of_scaled(columns, axis=0)
+    return product(rows, columns, low) * of_rows[:, None] * of_columns[None, :]

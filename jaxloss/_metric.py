@@ -20,7 +20,13 @@ from jaxloss._linear import wide_dtype
 from jaxloss._logsumexp import softplus_where
 from jaxloss._sharding import divided
 from jaxloss._statistics import LOGSUMEXP, ByClass, Rows, Statistic, over_temperature
-from jaxloss._tiles import anchors_and_references, largest, pair_statistics
+from jaxloss._tiles import (
+    Similarity,
+    anchors_and_references,
+    by_products,
+    largest,
+    pair_statistics,
+)
 
 
 @divided()
@@ -164,23 +170,23 @@ def multi_similarity_loss(
     """
     features, labels, valid = checked_rows("features", features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features)
-    anchors, compared = anchors_and_references(
-        features, labels, valid, given, axis_name, normalize=normalize, load=True
+    anchors, compared, similarity = by_products(
+        features, labels, valid, given, axis_name, normalize=normalize
     )
-    dtype, mask = anchors.features.dtype, None
+    dtype, mask = wide_dtype(*(rows.features for rows in (anchors, compared or anchors))), None
     alpha = _checks.in_range("positive_scale", positive_scale, dtype, above=0)
     beta = _checks.in_range("negative_scale", negative_scale, dtype, above=0)
     threshold = _checks.in_range("threshold", threshold, dtype)
     if mining_margin is not None:
         margin = _checks.in_range("mining_margin", mining_margin, dtype, at_least=0)
-        limits = _mining_limits(anchors, compared, margin, block_size, axis_name)
+        limits = _mining_limits(anchors, compared, similarity, margin, block_size, axis_name)
         anchors, mask = anchors._replace(given=limits), _is_hard
     (sums,) = pair_statistics(
         (Statistic(LOGSUMEXP, _multi_similarity_logit, mask),),
         tuple(map(jnp.asarray, (alpha, beta, threshold))),
         anchors,
         compared,
-        similarity="product",
+        similarity=similarity,
         block_size=block_size,
         axis_name=axis_name,
     )
@@ -202,6 +208,7 @@ def _multi_similarity_logit(
 def _mining_limits(
     anchors: Rows,
     references: Rows | None,
+    similarity: Similarity,
     margin: Number,
     block_size: int | None,
     axis_name: AxisName | None,
@@ -211,11 +218,11 @@ def _mining_limits(
         _hardness,
         anchors,
         references,
-        similarity="product",
+        similarity=similarity,
         block_size=block_size,
         axis_name=axis_name,
     )
-    margin = jnp.asarray(margin, anchors.features.dtype)
+    margin = jnp.asarray(margin, hardest.positive.peak.dtype)
     return ByClass(hardest.negative.peak + margin, -hardest.positive.peak - margin)
 
 
@@ -293,17 +300,18 @@ def circle_loss(
     """
     features, labels, valid = checked_rows("features", features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features)
-    anchors, compared = anchors_and_references(
-        features, labels, valid, given, axis_name, normalize=normalize, load=True
+    anchors, compared, similarity = by_products(
+        features, labels, valid, given, axis_name, normalize=normalize
     )
-    margin = _checks.in_range("margin", margin, anchors.features.dtype)
-    scale = _checks.in_range("scale", scale, anchors.features.dtype, above=0)
+    dtype = wide_dtype(*(rows.features for rows in (anchors, compared or anchors)))
+    margin = _checks.in_range("margin", margin, dtype)
+    scale = _checks.in_range("scale", scale, dtype, above=0)
     (sums,) = pair_statistics(
         (Statistic(LOGSUMEXP, _circle_logit),),
         (jnp.asarray(margin), jnp.asarray(scale)),
         anchors,
         compared,
-        similarity="product",
+        similarity=similarity,
         block_size=block_size,
         axis_name=axis_name,
     )

@@ -13,7 +13,8 @@ from jaxtyping import Float, Int32, Key, UInt32
 
 from jaxloss import _checks
 from jaxloss._checks import Number
-from jaxloss._linear import exact_product, l2_normalize, widen
+from jaxloss._linear import l2_normalize, widen
+from jaxloss._products import wide_product
 from jaxloss._sharding import divided
 
 # The separation does not depend on it between 0.003 and 0.03.
@@ -173,11 +174,11 @@ def _uniformity_gradient(
     """
     num_prototypes = prototypes.shape[1]
     itself = jnp.eye(num_prototypes, dtype=bool)
-    logits = 2 * temperature * exact_product(prototypes.T, prototypes)
+    logits = 2 * temperature * wide_product(prototypes.T, prototypes)
     # The lowest finite number, unlike −∞, gives a single prototype a zero gradient.
     logits = jnp.where(itself, jnp.finfo(logits.dtype).min, logits)
     pull = jax.nn.softmax(logits, axis=(0, 1))
-    gradient = 2 * num_prototypes * temperature * exact_product(prototypes, pull)
+    gradient = 2 * num_prototypes * temperature * wide_product(prototypes, pull)
     along = jnp.sum(prototypes * gradient, axis=0, keepdims=True)
     return gradient - along * prototypes
 
@@ -223,7 +224,7 @@ def prototype_separation(prototypes: Float[Array, "d M"]) -> PrototypeSeparation
         )
     (prototypes,) = widen(prototypes)
     units = l2_normalize(prototypes, axis=0)
-    cosines = exact_product(units.T, units)
+    cosines = wide_product(units.T, units)
     nearest = jnp.max(jnp.where(jnp.eye(num_prototypes, dtype=bool), -jnp.inf, cosines), axis=0)
     return PrototypeSeparation(jnp.max(nearest), jnp.mean(nearest))
 
@@ -276,7 +277,7 @@ def assign_prototypes(
             f"`prototypes` {prototypes.shape}, got {class_means.shape}; use more prototypes"
         )
     class_means, prototypes = lax.stop_gradient(widen(class_means, prototypes))
-    cosines = exact_product(l2_normalize(class_means, axis=0).T, l2_normalize(prototypes, axis=0))
+    cosines = wide_product(l2_normalize(class_means, axis=0).T, l2_normalize(prototypes, axis=0))
     # Optax's integers and floats have JAX's default width, which strict promotion does not mix.
     with jax.numpy_dtype_promotion("standard"):
         classes, columns = optax.assignment.hungarian_algorithm(

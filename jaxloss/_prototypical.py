@@ -26,9 +26,20 @@ from jaxloss._batch import (
     zero_invalid,
 )
 from jaxloss._checks import Number
-from jaxloss._linear import exact_product, sizes_are_known, widen
+from jaxloss._linear import sizes_are_known, widen
 from jaxloss._logsumexp import Partial, softplus
+from jaxloss._products import (
+    Low,
+    compared,
+    low_dtypes,
+    product,
+    rounded,
+    split,
+    times,
+    wide_product,
+)
 from jaxloss._sharding import divided
+from jaxloss._tiles import exact_center
 
 
 @divided()
@@ -138,6 +149,7 @@ def _class_logits(
       class, and the log-sum-exp of the logits of the other classes (−∞ if there are none).
     """
     rows, row_labels, row_valid = (features, labels, valid) if support is None else support
+    low = low_dtypes(features, rows)
     anchors, rows = widen(features, zero_invalid(rows, row_valid))
     if support is not None and num_classes is not None:
         in_range = nan_where_no_class(jnp.ones_like(rows[:, 0]), row_labels, row_valid, num_classes)
@@ -145,14 +157,22 @@ def _class_logits(
     # Distances stay the same around the mean, and are rounded less far from zero.
     number = sum_over(jnp.sum(row_valid.astype(rows.dtype)), axis_name)
     center = sum_over(jnp.sum(rows, axis=0), axis_name) / jnp.maximum(number, 1)
-    center = lax.stop_gradient(center)[None, :]
+    center = lax.stop_gradient(center)
     temperature = _checks.in_range("temperature", temperature, rows.dtype, above=0)
     scale = lax.rsqrt(jnp.asarray(temperature, rows.dtype))
     tiles, keys = _tiles(
         *comparable(labels, row_labels), row_valid, num_classes, block_size, axis_name
     )
+    own_scale = None
+    if any(low):  # Only the rows as they are are exact, and some rows minus the center.
+        sides = ((anchors, valid, low[0]), (rows, row_valid, low[1]))
+        center = exact_center(center, sides[: 1 if support is None else 2], axis_name)
+        scale, own_scale = jnp.ones_like(scale), scale * scale
+    center = center[None, :]
     references = None if support is None else (rows - center) * scale
-    return _over_classes(tiles, *vary_alike((_Rows((anchors - center) * scale, references), keys)))
+    anchors = jnp.where(valid[:, None], anchors - center, 0) if any(low) else anchors - center
+    rows = _Rows(anchors * scale, references, own_scale)
+    return _over_classes(tiles._replace(low=low), *vary_alike((rows, keys)))
 
 
 # Classes in tiles ----
@@ -167,6 +187,16 @@ class _Tiles(NamedTuple):
     """The largest number of tiles."""
     axis_name: AxisName | None
     """The axis over which the rows are split."""
+    low: tuple[Low, Low] = (None, None)
+    """In which low dtype the anchors are exact, and the references."""
+
+    def loaded(self, rows: _Rows) -> tuple[Array, Array]:
+        """Returns the anchors and the references in the dtypes in which they are multiplied."""
+        anchors = rows.anchors if self.low[0] is None else rows.anchors.astype(self.low[0])
+        if rows.references is None:
+            return anchors, anchors
+        references = rows.references
+        return anchors, references if self.low[1] is None else references.astype(self.low[1])
 
 
 class _Rows(NamedTuple):
@@ -175,6 +205,8 @@ class _Rows(NamedTuple):
     anchors: Float[Array, "n d"]
     references: Float[Array, "m d"] | None
     """None if the anchors are the references."""
+    scale: Float[Array, ""] | None
+    """1 / T, if the rows are not divided by its root."""
 
 
 class _Keys(NamedTuple):
@@ -190,7 +222,7 @@ class _Keys(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """A few classes, and their logits `−‖x_i − μ_c‖²`."""
+    """A few classes, and their logits `−‖x_i − μ_c‖²`, times the scale."""
 
     member: Float[Array, "m b"]
     """1 where a reference is of a class."""
@@ -247,20 +279,21 @@ def _tile(
     """Returns the tile at a position. `squares` are the squared norms of the anchors."""
     first = position * tiles.size
     classes = lax.dynamic_slice_in_dim(keys.classes, first, tiles.size)
-    references = rows.anchors if rows.references is None else rows.references
+    anchors, references = tiles.loaded(rows)
     member = (keys.references[:, None] == classes[None, :]) & keys.valid[:, None]
-    member = member.astype(references.dtype)
+    member = member.astype(squares.dtype)
     sizes = sum_over(jnp.sum(member, axis=0), tiles.axis_name)
-    sums = sum_over(exact_product(member.T, references), tiles.axis_name)
+    sums = sum_over(product(member.T, references, (tiles.low[1],) * 2), tiles.axis_name)
     means = sums / jnp.maximum(sizes, 1)[:, None]
     is_padding = first + jnp.arange(tiles.size, dtype=jnp.int32) >= keys.num_classes
     present = ((sizes > 0) & ~is_padding)[None, :]
     is_own = keys.anchors[:, None] == classes[None, :]
-    products = exact_product(rows.anchors, means.T)
+    products = compared(anchors, means) if any(tiles.low) else wide_product(anchors, means.T)
     squared = squares[:, None] + jnp.sum(means * means, axis=1)[None, :] - 2 * products
     # Clamp the value only: a clamped gradient has wrong second derivatives.
     squared = squared + lax.stop_gradient(jnp.maximum(squared, 0) - squared)
-    return _Tile(member, sizes, means, is_own & present, ~is_own & present, -squared)
+    logits = -squared if rows.scale is None else -squared * rows.scale
+    return _Tile(member, sizes, means, is_own & present, ~is_own & present, logits)
 
 
 def _fold(
@@ -333,6 +366,7 @@ class _Gradients(NamedTuple):
 
     anchors: Float[Array, "n d"]
     references: Float[Array, "m d"] | None
+    scale: Float[Array, ""] | None
     weights: Float[Array, " n"]
     """The derivatives by the logits of an anchor, summed over the classes."""
 
@@ -367,31 +401,40 @@ def _backward(
     rows, keys, rivals = residuals
     d_own, _, d_rivals = cotangents
     zeros = _Gradients(*jax.tree.map(jnp.zeros_like, rows), weights=jnp.zeros_like(rivals))
-    shared = (rows.anchors, rivals, d_own, d_rivals)
-    sums = _fold(partial(_add_gradients, tiles.axis_name), tiles, zeros, rows, keys, shared)
-    return _Rows(sums.anchors - 2 * sums.weights[:, None] * rows.anchors, sums.references), None
+    shared = (rows, rivals, d_own, d_rivals)
+    sums = _fold(partial(_add_gradients, tiles), tiles, zeros, rows, keys, shared)
+    d_anchors = sums.anchors - 2 * sums.weights[:, None] * rows.anchors
+    return _Rows(d_anchors, sums.references, sums.scale), None
 
 
-def _add_gradients(
-    axis_name: AxisName | None, tile: _Tile, sums: _Gradients, shared: tuple[Array, ...]
-) -> _Gradients:
+def _add_gradients(tiles: _Tiles, tile: _Tile, sums: _Gradients, shared: Any) -> _Gradients:
     """With `D` the derivatives by the logits: `2 D μ` for the anchors, `2 (Dᵀ x − Σ D μ)` for μ."""
-    anchors, rivals, d_own, d_rivals = shared
+    rows, rivals, d_own, d_rivals = shared
     log_softmax = jnp.where(tile.is_rival, tile.logits - rivals[:, None], -jnp.inf)
     d_logits = d_rivals[:, None] * jnp.exp(log_softmax)
     d_logits = d_logits + jnp.where(tile.is_own, d_own[:, None], 0)
-    d_means = exact_product(d_logits.T, anchors) - jnp.sum(d_logits, axis=0)[:, None] * tile.means
-    d_sums = 2 * sum_over(d_means, axis_name) / jnp.maximum(tile.sizes, 1)[:, None]
+    d_scale = sums.scale
+    if rows.scale is not None:
+        d_scale = d_scale + jnp.sum(d_logits * tile.logits) / rows.scale
+        d_logits = rounded(d_logits * rows.scale, tiles.low[0] or tiles.low[1])
+    anchors, _ = tiles.loaded(rows)
+    d_means = times(d_logits.T, anchors) - jnp.sum(d_logits, axis=0)[:, None] * tile.means
+    d_sums = 2 * sum_over(d_means, tiles.axis_name) / jnp.maximum(tile.sizes, 1)[:, None]
     weights = sums.weights + jnp.sum(d_logits, axis=1)
-    if sums.references is None:  # One product for both roles of the anchors.
+    if rows.scale is None and sums.references is None:  # One product for both roles of the anchors.
         left, right = [2 * d_logits, tile.member], [tile.means, d_sums]
-        product = exact_product(jnp.concatenate(left, axis=1), jnp.concatenate(right))
-        return _Gradients(sums.anchors + product, None, weights)
-    return _Gradients(
-        anchors=sums.anchors + 2 * exact_product(d_logits, tile.means),
-        references=sums.references + exact_product(tile.member, d_sums),
-        weights=weights,
-    )
+        both = wide_product(jnp.concatenate(left, axis=1), jnp.concatenate(right))
+        return _Gradients(sums.anchors + both, None, d_scale, weights)
+    if rows.scale is None:
+        of_means = wide_product(d_logits, tile.means)
+        of_sums = wide_product(tile.member, d_sums)
+    else:  # Means have no low dtype: they are a sum of two parts, and members are 0 or 1.
+        large, small = split(tile.means, jnp.dtype(jnp.bfloat16), 2)
+        of_means = times(d_logits, small) + times(d_logits, large)
+        of_sums = times(d_sums.T, tile.member.T.astype(jnp.bfloat16)).T
+    if sums.references is None:
+        return _Gradients(sums.anchors + 2 * of_means + of_sums, None, d_scale, weights)
+    return _Gradients(sums.anchors + 2 * of_means, sums.references + of_sums, d_scale, weights)
 
 
 _over_classes.defvjp(_forward, _backward)

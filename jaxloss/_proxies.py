@@ -19,8 +19,9 @@ from jaxloss._batch import (
     zero_invalid,
 )
 from jaxloss._checks import Number
-from jaxloss._linear import l2_normalize, product_with_columns, widen
+from jaxloss._linear import cosines, product_with_columns, widen
 from jaxloss._logsumexp import finite_from_below, logsumexp, softplus
+from jaxloss._products import low_dtypes
 from jaxloss._sharding import divided
 
 
@@ -78,19 +79,20 @@ def proxy_anchor_loss(
       Kim et al., Proxy Anchor Loss for Deep Metric Learning, CVPR 2020, eq. (4).
     """
     _checks.no_terms("proxy_anchor_loss", reduction)
-    features, labels, proxies, valid = _prepare(features, labels, proxies, normalize, where)
-    margin = _checks.in_range("margin", margin, features.dtype)
-    scale = _checks.in_range("scale", scale, features.dtype, above=0)
-    log_weights = jnp.zeros_like(features, shape=labels.shape)
+    similarities, labels, proxies, valid = _compared(features, labels, proxies, normalize, where)
+    dtype = similarities.dtype
+    margin = _checks.in_range("margin", margin, dtype)
+    scale = _checks.in_range("scale", scale, dtype, above=0)
+    log_weights = jnp.zeros_like(similarities, shape=labels.shape)
     if sample_weights is not None:
         weights = _checks.floating("sample_weights", sample_weights, "n")
-        _checks.same_rows("sample_weights", weights, "features", features)
+        _checks.same_rows("sample_weights", weights, "features", similarities)
         valid = valid & (weights != 0)
-        log_weights = jnp.log(jnp.where(valid, weights.astype(features.dtype), 1))
+        log_weights = jnp.log(jnp.where(valid, weights.astype(dtype), 1))
     num_classes = proxies.shape[1]
     # A label of C or more would be a negative of all classes.
     visible = nan_where_no_class(jnp.ones_like(log_weights), labels, valid, num_classes)
-    similarities = product_with_columns(features, proxies) * visible[:, None]
+    similarities = similarities * visible[:, None]
     is_own = is_own_class(labels, num_classes)
 
     def of_classes(
@@ -162,20 +164,22 @@ def proxy_nca_loss(
       Movshovitz-Attias et al., No Fuss Distance Metric Learning using Proxies, ICCV 2017, eq. (7).
       Teh et al., ProxyNCA++, ECCV 2020 (the own class in the sum, T = 1/9).
     """
-    features, labels, proxies, valid = _prepare(features, labels, proxies, normalize, where)
-    temperature = _checks.in_range("temperature", temperature, features.dtype, above=0)
+    similarities, labels, proxies, valid = _compared(features, labels, proxies, normalize, where)
+    temperature = _checks.in_range("temperature", temperature, similarities.dtype, above=0)
     num_classes = proxies.shape[1]
     if num_classes == 1 and not include_own:
         raise ValueError(
             "`proxies` must have at least 2 columns with include_own=False, which leaves out the "
             f"own one, got shape {proxies.shape}"
         )
-    # ‖x‖² is the same for all proxies of a sample, and cancels.
+    # ‖x‖² is the same for all proxies of a sample, and cancels. ‖p̂‖² is 1, or 0 for a zero vector.
     squared = jnp.sum(proxies * proxies, axis=0)
-    # The norms of unit vectors do not change. As gradients, rounding would be left of them.
-    squared = lax.stop_gradient(squared) if normalize else squared
-    factor = 1 / jnp.asarray(temperature, features.dtype)
-    logits = product_with_columns(features, 2 * factor * proxies) - factor * squared[None, :]
+    if normalize:
+        squared = lax.stop_gradient(
+            jnp.max(jnp.abs(proxies), axis=0) > jnp.finfo(proxies.dtype).tiny
+        ).astype(squared.dtype)
+    factor = 1 / jnp.asarray(temperature, similarities.dtype)
+    logits = factor * (2 * similarities - squared[None, :])
     is_own = is_own_class(labels, num_classes)
     own = jnp.sum(jnp.where(is_own, logits, 0), axis=1)
     gap = finite_from_below(logsumexp(logits, ~is_own, axis=1)) - own
@@ -185,15 +189,17 @@ def proxy_nca_loss(
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
 
-def _prepare(
+def _compared(
     features: Any, labels: Any, proxies: Any, normalize: bool, where: Any
-) -> tuple[Float[Array, "n d"], Integer[Array, " n"], Float[Array, "d C"], Bool[Array, " n"]]:
-    """Checks the arguments, and normalises features and proxies if requested."""
+) -> tuple[Float[Array, "n C"], Integer[Array, " n"], Float[Array, "d C"], Bool[Array, " n"]]:
+    """Checks the arguments. Returns cosines or products, the labels, the proxies, and the mask."""
     features, labels, valid = checked_rows("features", features, labels, where)
     proxies = _checks.columns(
         "proxies", proxies, "d C", features.shape[1], f"`features` {features.shape}"
     )
+    low = low_dtypes(features, proxies)
     features, proxies = widen(features, proxies)
     if normalize:
-        return l2_normalize(features, valid), labels, l2_normalize(proxies, axis=0), valid
-    return zero_invalid(features, valid), labels, proxies, valid
+        return cosines(features, proxies, low, valid), labels, proxies, valid
+    products = product_with_columns(zero_invalid(features, valid), proxies, low)
+    return products, labels, proxies, valid

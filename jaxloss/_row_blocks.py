@@ -17,9 +17,10 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Integer
 
 from jaxloss import _checks
+from jaxloss._backend import on_cpu
 from jaxloss._batch import AxisName, gather
-from jaxloss._cpu import on_cpu
 from jaxloss._linear import negative_squared_distances, sizes_are_known
+from jaxloss._products import float32_precision
 from jaxloss._statistics import Rows
 from jaxloss._tiles import Similarity
 
@@ -113,7 +114,7 @@ def _pairs(
     positives = anchors.labels[:, None] == references.labels[None, :]
     # Not a product with a transpose, which XLA for CPUs would keep beside the references.
     similarities = jnp.einsum(
-        "ad,md->am", anchors.features, references.features, precision=lax.Precision.HIGHEST
+        "ad,md->am", anchors.features, references.features, precision=float32_precision()
     )
     if similarity == "negative_squared_distance":
         own, other = (jnp.sum(rows.features**2, axis=1) for rows in (anchors, references))

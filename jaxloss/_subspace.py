@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float
 
 from jaxloss import _checks
 from jaxloss._checks import Number
-from jaxloss._linear import exact_product, sizes_are_known, widen
+from jaxloss._linear import sizes_are_known, widen
+from jaxloss._products import wide_product
 from jaxloss._sharding import divided
 
 
@@ -121,8 +122,8 @@ def _split(
     """Returns the parts of the features inside the classifier's subspace and outside it."""
     dim, num_classes = weights.shape
     if num_classes <= dim:
-        coordinates, _ = _solve_gram(weights, epsilon, exact_product(features, weights).T)
-        inside = exact_product(weights, coordinates).T
+        coordinates, _ = _solve_gram(weights, epsilon, wide_product(features, weights).T)
+        inside = wide_product(weights, coordinates).T
         return inside, features - inside
     # W(WᵀW+εI)⁻¹Wᵀ = I − ε(WWᵀ+εI)⁻¹ needs the smaller Gram matrix only.
     solution, used_epsilon = _solve_gram(weights.T, epsilon, features.T)
@@ -141,10 +142,10 @@ def _solve_gram(
     # Zeros like `right` make the Gram matrix vary over the same devices, as the transposed solve
     # requires.
     factors = factors + jnp.zeros_like(right, shape=factors.shape)
-    gram = exact_product(factors.T, factors)
+    gram = wide_product(factors.T, factors)
     lower, used_epsilon = _factorize(lax.stop_gradient(factors), lax.stop_gradient(gram), epsilon)
     solution = lax.custom_linear_solve(
-        lambda x: exact_product(gram, x) + used_epsilon * x,
+        lambda x: wide_product(gram, x) + used_epsilon * x,
         right,
         lambda _, b: jax.scipy.linalg.cho_solve((lower, True), b),
         symmetric=True,
@@ -168,8 +169,8 @@ def _factorize(
     basis, rest = (
         jax.scipy.linalg.solve_triangular(first, right, lower=True) for right in (factors.T, root)
     )
-    second = jnp.linalg.cholesky(exact_product(basis, basis.T) + exact_product(rest, rest.T))
-    return exact_product(first, second), used_epsilon
+    second = jnp.linalg.cholesky(wide_product(basis, basis.T) + wide_product(rest, rest.T))
+    return wide_product(first, second), used_epsilon
 
 
 def _cholesky(
@@ -408,8 +409,8 @@ def _through(
     (num_samples, dim), rank = features.shape, left.shape[1]
     known = sizes_are_known(num_samples)
     if known and 2 * num_samples * dim + dim * rank < 4 * num_samples * rank:
-        return exact_product(features, exact_product(left, right.T))
-    return exact_product(exact_product(features, left), right.T)
+        return wide_product(features, wide_product(left, right.T))
+    return wide_product(wide_product(features, left), right.T)
 
 
 @jax.custom_jvp
@@ -443,8 +444,8 @@ def _spectral_part_jvp(
     quotients = _divided_differences(safe, kept, spectral_weights, power)
 
     # dW Wᵀ U, inside the span of U and outside of it. WᵀU, a product, would have more rounding.
-    half = exact_product(d_weights, right * relative[None, :])
-    inside = exact_product(vectors.T, half)
+    half = wide_product(d_weights, right * relative[None, :])
+    inside = wide_product(vectors.T, half)
     d_gram = inside + inside.T
 
     # h also depends on the largest eigenvalue. If it repeats, take the mean over its eigenspace.
@@ -455,12 +456,12 @@ def _spectral_part_jvp(
     d_scaled = -power / 2 * d_largest * spectral_weights
     d_scaled += jnp.where(kept, spectral_weights * jnp.log(safe), 0) * d_power
 
-    d_vectors = exact_product(vectors, quotients * d_gram) + vectors * d_scaled[None, :]
+    d_vectors = wide_product(vectors, quotients * d_gram) + vectors * d_scaled[None, :]
     # In this order, the gradient keeps U alone, and not the d×d matrix of the forward pass.
-    inside_span = exact_product(d_features, vectors) * spectral_weights[None, :]
-    d_part = exact_product(inside_span, vectors.T)
+    inside_span = wide_product(d_features, vectors) * spectral_weights[None, :]
+    d_part = wide_product(inside_span, vectors.T)
     if vectors.shape[1] < vectors.shape[0]:
-        outside = half - exact_product(vectors, inside)
+        outside = half - wide_product(vectors, inside)
         to_null = spectral_weights / safe**2  # The divided difference of an eigenvalue and 0.
         d_vectors += outside * to_null[None, :]
         d_part += _through(features, vectors * to_null[None, :], outside)

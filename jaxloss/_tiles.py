@@ -99,6 +99,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer, Shaped
 
 from jaxloss import _checks
+from jaxloss._backend import on_cpu
 from jaxloss._batch import (
     AxisName,
     axis_size,
@@ -110,19 +111,21 @@ from jaxloss._batch import (
     vary_alike,
     zero_invalid,
 )
-from jaxloss._cpu import on_cpu
 from jaxloss._linear import (
-    exact_product,
+    inverse_norms_of_scaled,
     l2_normalize,
     negative_squared_distances,
+    scaled,
     sizes_are_known,
     wide_dtype,
     widen,
 )
 from jaxloss._logsumexp import Partial, or_zero
+from jaxloss._products import Low, compared, low_dtypes, nearest, rounded, times, wide_product
 from jaxloss._statistics import MAX, ByClass, Params, Rows, Statistic
 
-Similarity: TypeAlias = Literal["product", "negative_squared_distance"]
+Similarity: TypeAlias = Literal["product", "cosine", "negative_squared_distance"]
+"""Cosines are those of low-precision rows; of others, unit vectors have them as products."""
 GATHERED_BYTES = 2**24
 """References of all devices are gathered up to this size; larger ones are passed around a ring."""
 
@@ -138,6 +141,12 @@ class _Plan(NamedTuple):
     """The axis of the ring; None without a ring."""
     of_references: bool
     """Whether references have statistics, too."""
+    low: tuple[Low, Low]
+    """In which low dtype the anchors are multiplied, and the references; None for the wide one."""
+
+    @property
+    def is_low(self) -> bool:
+        return any(self.low)
 
 
 def pair_statistics(
@@ -149,6 +158,7 @@ def pair_statistics(
     similarity: Similarity,
     block_size: int | None = None,
     axis_name: AxisName | None = None,
+    low: tuple[Low, Low] | None = None,
 ) -> tuple[ByClass, ...]:
     """Returns statistics of each anchor over all references, with their gradients.
 
@@ -160,11 +170,13 @@ def pair_statistics(
       similarity: Of a pair: the inner product, or the negative squared distance.
       block_size: Rows of a tile. By default it depends on the shapes and the backend.
       axis_name: Mapped axis over which anchors and references are spread.
+      low: In which low dtype the anchors and the references are exact. By default, those of their
+        arrays.
 
     Returns:
       For each statistic `[n]` for the own class, and `[n]` for the other classes.
     """
-    options = (similarity, block_size, axis_name)
+    options = (similarity, block_size, axis_name, low)
     return _directions(statistics, params, anchors, references, *options)[0]
 
 
@@ -184,7 +196,7 @@ def largest(
       `[n]` of the reference, for `rows_at`. Of equal values it is the first.
     """
     anchors, references = lax.stop_gradient((anchors, references))
-    options = (similarity, block_size, axis_name)
+    options = (similarity, block_size, axis_name, None)
     return _directions((Statistic(MAX, value),), (), anchors, references, *options)[0][0]
 
 
@@ -225,12 +237,13 @@ def statistics_in_both_directions(
     similarity: Similarity,
     block_size: int | None = None,
     axis_name: AxisName | None = None,
+    low: tuple[Low, Low] | None = None,
 ) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...]]:
     """Returns `pair_statistics` of the anchors, and those of the references over all anchors.
 
     Each similarity is computed once for both. The anchors have no given numbers.
     """
-    options = (similarity, block_size, axis_name)
+    options = (similarity, block_size, axis_name, low)
     return _directions(statistics, params, anchors, references, *options, of_references=True)
 
 
@@ -244,13 +257,14 @@ def weighted_sum(
     similarity: Similarity,
     block_size: int | None = None,
     axis_name: AxisName | None = None,
+    low: tuple[Low, Low] | None = None,
 ) -> Float[Array, ""]:
     """Returns `Σ_i w_i u_i` over the anchors i of this device, for a sum `u_i` over negatives.
 
     Its gradient visits each tile once, together with the value: 6nmd operations in place of 8nmd,
     and one way around a ring. The anchors have no given numbers.
     """
-    options = (similarity, block_size, axis_name)
+    options = (similarity, block_size, axis_name, low)
     return _directions((statistic,), params, anchors, references, *options, weights=weights)
 
 
@@ -265,6 +279,7 @@ def statistics_in_two_stages(
     similarity: Similarity,
     block_size: int | None = None,
     axis_name: AxisName | None = None,
+    low: tuple[Low, Low] | None = None,
 ) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...]]:
     """Returns `first`, and statistics of `SUM` whose given number of an anchor is `between(first)`.
 
@@ -272,7 +287,7 @@ def statistics_in_two_stages(
     `pair_statistics` take 8n²d. The function `between` works element by element. The anchors have
     no given numbers of their own.
     """
-    options = (similarity, block_size, axis_name)
+    options = (similarity, block_size, axis_name, low)
     return _directions(first, params, anchors, references, *options, then=(between, second))
 
 
@@ -284,6 +299,7 @@ def _directions(
     similarity: Similarity,
     block_size: int | None,
     axis_name: AxisName | None,
+    low: tuple[Low, Low] | None,
     *,
     of_references: bool = False,
     weights: Float[Array, " n"] | None = None,
@@ -297,9 +313,15 @@ def _directions(
     if block_size is not None:
         _checks.positive_count("block_size", block_size)
     # The other rows: an anchor that is not finite then reaches no other anchor.
-    center = None
-    if similarity != "product":
-        center = center_of(anchors if references is None else references, axis_name)
+    center, sides = None, tuple(rows for rows in (anchors, references) if rows is not None)
+    lows = low_dtypes(*(rows.features for rows in sides)) if low is None else low[: len(sides)]
+    if similarity == "negative_squared_distance":
+        center = center_of(sides[-1], axis_name)
+        if any(lows):
+            masked = (
+                (rows.features, rows.valid, its) for rows, its in zip(sides, lows, strict=True)
+            )
+            center = exact_center(center, tuple(masked), axis_name)
     ring = None
     if axis_name is not None:
         references = anchors._replace(given=None) if references is None else references
@@ -316,7 +338,7 @@ def _directions(
     sizes = _block_sizes(*shapes, block_size)
     anchors = _blocks(anchors, sizes[0])
     references = None if references is None else _blocks(references, sizes[1])
-    plan = _Plan(statistics, similarity, dtype, ring, of_references)
+    plan = _Plan(statistics, similarity, dtype, ring, of_references, (lows[0], lows[-1]))
     if weights is not None:
         blocks = _blocks_of(weights.astype(dtype), sizes[0])
         return _weighted_sum(plan, params, center, anchors, references, blocks)
@@ -367,6 +389,22 @@ def anchors_and_references(
     return sides[0], None if references is None else sides[1]
 
 
+def by_products(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"] | Integer[Array, "n C"],
+    valid: Bool[Array, " n"],
+    references: tuple[Array, Array, Array] | None,
+    axis_name: AxisName | None,
+    *,
+    normalize: bool,
+) -> tuple[Rows, Rows | None, Similarity]:
+    """Returns anchors and references to compare by cosines or products, and by which of them."""
+    given = (features, labels, valid, references, axis_name)
+    if any(low_dtypes(features, features if references is None else references[0])):
+        return *anchors_and_references(*given), "cosine" if normalize else "product"
+    return *anchors_and_references(*given, normalize=normalize, load=True), "product"
+
+
 def _block_sizes(num_anchors: int, num_references: int, block_size: int | None) -> tuple[int, int]:
     """Returns the numbers of anchors and of references in a tile."""
     if not sizes_are_known(num_anchors, num_references):  # The number of tiles must be known.
@@ -412,6 +450,29 @@ def center_of(rows: Rows, axis_name: AxisName | None) -> Float[Array, " d"]:
     return lax.stop_gradient(total / jnp.maximum(number, 1).astype(total.dtype))
 
 
+def exact_center(
+    center: Float[Array, " d"],
+    sides: tuple[tuple[Array, Array, Low], ...],
+    axis_name: AxisName | None,
+) -> Float[Array, " d"]:
+    """Returns the center where all low-precision rows minus it stay exact, and 0 elsewhere.
+
+    Args:
+      center: Of float32 numbers.
+      sides: Rows, their mask, and the low dtype in which they are exact or None.
+      axis_name: The axis over which the rows are split.
+    """
+    center = nearest(center, next(low for *_, low in sides if low is not None))
+    inexact = jnp.zeros(center.shape, jnp.int32)
+    for rows, valid, low in sides:
+        if low is not None:
+            rows = lax.stop_gradient(rows).astype(center.dtype)
+            moved = rows - center[None, :]
+            exact = (nearest(moved, low) == moved) & (moved + center[None, :] == rows)
+            inexact += jnp.sum(~exact & valid[:, None], axis=0, dtype=jnp.int32)
+    return jnp.where(sum_over(inexact, axis_name) == 0, center, 0)
+
+
 def centered(
     anchors: Rows, references: Rows | None, axis_name: AxisName | None
 ) -> tuple[Rows, Rows | None]:
@@ -442,8 +503,7 @@ def _forward(
 
     The similarities of an only tile are used if they are known.
     """
-    own = _side(plan, center, anchors)
-    others = None if references is None else _side(plan, center, references)
+    own, others = _sides(plan, center, anchors, references)
 
     def visit(
         block: _Side | None, own: _Side, states: _States, i: Index, j: Index, part: Part
@@ -489,7 +549,7 @@ def _forward(
 def _backward(plan: _Plan, residuals: Any, cotangents: Any) -> Any:
     params, center, anchors, references, states, kept = residuals
     factors, of_references = map(partial(_factors, plan), states, cotangents)
-    others = None if references is None else _side(plan, center, references)
+    own, others = _sides(plan, center, anchors, references)
 
     def visit(
         block: _Side | None,
@@ -505,7 +565,7 @@ def _backward(plan: _Plan, residuals: Any, cotangents: Any) -> Any:
         both = (factors, of_block)
         return _add_gradients(plan, params, tile, both, gradients, i, j, part)
 
-    own = (_side(plan, center, anchors), factors)
+    own = (own, factors)
     gradients = _no_gradients(plan, params, anchors, references)
     if plan.axis_name is not None and others is not None:
 
@@ -552,8 +612,8 @@ def _weighted_forward(
 ) -> tuple[Float[Array, ""], Any]:
     """Returns the sum, and its gradients."""
     factors = (ByClass(*(Partial(jnp.zeros_like(weights), weights),) * 2),)
-    own = (_side(plan, center, anchors), factors)
-    others = _side(plan, center, references)
+    side, others = _sides(plan, center, anchors, references)
+    own: Any = (side, factors)
 
     def visit(
         block: _Side, own: tuple[_Side, _State], carry: Any, i: Index, j: Index, part: Part
@@ -577,7 +637,7 @@ def _weighted_forward(
 
         (_, *carry), _ = lax.scan(step, (others, *carry), length=axis_size(plan.axis_name))
     else:
-        carry = _each_tile(partial(visit, others), carry, own, others)
+        carry = _each_tile(partial(visit, others), carry, own, others)  # pyright: ignore
     (((state,), of_anchors), rest) = carry
     sums = state.negative.total
     d_rows = _row_gradients(plan, center, (of_anchors, rest), anchors, references)
@@ -680,6 +740,8 @@ class _Tile(NamedTuple):
     given: tuple[Any, Any]
     """Of the references and of the anchors: the numbers of the rows that do not change along an
     axis are at its place."""
+    norms: tuple[Float[Array, " a"], Float[Array, " b"]] | None
+    """As in `_Side`."""
 
     @property
     def positives(self) -> Bool[Array, "a b"]:
@@ -690,8 +752,9 @@ class _Side(NamedTuple):
     """The anchors or the references, in blocks."""
 
     rows: Rows
-    squares: Float[Array, "k a"] | None
-    """Squared norms of the rows relative to the center; None for products."""
+    norms: Float[Array, "k a"] | None
+    """Squared norms of the rows relative to the center; inverse norms for cosines; None for
+    products."""
 
 
 class _RowGradient(NamedTuple):
@@ -738,7 +801,9 @@ def _each_tile(
             return visit(own, carry, *indices, part), None
 
         # Where XLA for CPUs knows that a tile is on the diagonal, it computes it number by number.
-        indices = lax.optimization_barrier((jnp.asarray(i, jnp.int32), jnp.asarray(j, jnp.int32)))
+        indices = (jnp.asarray(i, jnp.int32), jnp.asarray(j, jnp.int32))
+        if on_cpu():
+            indices = lax.optimization_barrier(indices)
         return lax.scan(step, carry, indices)[0]
 
     blocks = np.arange(jax.tree.leaves(own)[0].shape[0])
@@ -771,14 +836,28 @@ def _add_at(blocks: Any, i: Index, block: Any) -> Any:
     return _put(blocks, i, jax.tree.map(jnp.add, _at(blocks, i), block))
 
 
-def _side(plan: _Plan, center: Float[Array, " d"] | None, rows: Rows) -> _Side:
+def _side(plan: _Plan, center: Float[Array, " d"] | None, rows: Rows, low: Low) -> _Side:
+    if plan.is_low:  # Once, for all tiles.
+        rows = rows._replace(features=_load(plan, rows, center, low))
     if plan.similarity == "product":
         return _Side(rows, None)
-    return _Side(rows, jnp.sum(_load(plan, rows, center) ** 2, axis=-1))
+    loaded = rows.features.astype(plan.dtype) if plan.is_low else _load(plan, rows, center, low)
+    if plan.similarity == "cosine":
+        return _Side(rows, inverse_norms_of_scaled(loaded))
+    return _Side(rows, jnp.sum(loaded**2, axis=-1))
+
+
+def _sides(
+    plan: _Plan, center: Float[Array, " d"] | None, anchors: Rows, references: Rows | None
+) -> tuple[_Side, _Side | None]:
+    own = _side(plan, center, anchors, plan.low[0])
+    return own, None if references is None else _side(plan, center, references, plan.low[1])
 
 
 def _no_gradient(plan: _Plan, blocks: Rows) -> _RowGradient:
-    sums = None if plan.similarity == "product" else jnp.zeros_like(blocks.valid, plan.dtype)
+    sums = None
+    if plan.similarity == "negative_squared_distance":
+        sums = jnp.zeros_like(blocks.valid, plan.dtype)
     return _RowGradient(jnp.zeros_like(blocks.features, plan.dtype), sums)
 
 
@@ -802,14 +881,17 @@ def _tile(
     similarities: Float[Array, "a b"] | None = None,
 ) -> _Tile:
     """Returns the tile of anchors i and references j. Similarities at hand are used."""
-    (a, squares_a), (b, squares_b) = _at(anchors, i), _at(references or anchors, j)
+    (a, norms_a), (b, norms_b) = _at(anchors, i), _at(references or anchors, j)
     used = a.valid[:, None] & b.valid[None, :] & (a.positions[:, None] != b.positions[None, :])
-    own, other = _load(plan, a, center), _load(plan, b, center)
+    own, other = a.features, b.features
+    if not plan.is_low:
+        own, other = _load(plan, a, center, None), _load(plan, b, center, None)
+    norms = None if norms_a is None or norms_b is None else (norms_a, norms_b)
     if similarities is None:
-        similarities = _similarities(own, other, squares_a, squares_b)
+        similarities = _similarities(plan, own, other, norms)
     overlaps = _overlaps(a.labels, b.labels, similarities.dtype)
     positions = a.positions, b.positions
-    return _Tile(own, other, similarities, used, overlaps, positions, (b.given, a.given))
+    return _Tile(own, other, similarities, used, overlaps, positions, (b.given, a.given), norms)
 
 
 def _overlaps(
@@ -823,39 +905,47 @@ def _overlaps(
     """
     if own.ndim == 1:
         return own[:, None] == other[None, :]
+    exact = dtype if on_cpu() or dtype == jnp.float64 else jnp.bfloat16  # 0 and 1 are.
     (own_in, own_known), (other_in, other_known) = (
-        ((targets > 0).astype(dtype), (targets >= 0).astype(dtype)) for targets in (own, other)
+        ((targets > 0).astype(exact), (targets >= 0).astype(exact)) for targets in (own, other)
     )
-    both = exact_product(own_in, other_in.T)
-    sizes = exact_product(own_in, other_known.T) + exact_product(own_known, other_in.T)
+    both = compared(own_in, other_in)
+    sizes = compared(own_in, other_known) + compared(own_known, other_in)
     return both / jnp.maximum(sizes - both, 1)
 
 
 def _similarities(
+    plan: _Plan,
     own: Float[Array, "a d"],
     other: Float[Array, "b d"],
-    own_squares: Float[Array, " a"] | None,
-    other_squares: Float[Array, " b"] | None,
+    norms: tuple[Float[Array, " a"], Float[Array, " b"]] | None,
 ) -> Float[Array, "a b"]:
-    products = exact_product(own, other.T)
-    if own_squares is None or other_squares is None:
+    products = compared(own, other) if plan.is_low else wide_product(own, other.T)
+    if norms is None:
         return products
-    similarities = negative_squared_distances(products, own_squares, other_squares)
+    if plan.similarity == "cosine":
+        return products * norms[0][:, None] * norms[1][None, :]
+    similarities = negative_squared_distances(products, *norms)
     # Computed once, and not again for each statistic.
-    return lax.optimization_barrier(similarities)
+    return lax.optimization_barrier(similarities) if on_cpu() else similarities
 
 
-def _load(plan: _Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[Array, " *k a d"]:
-    """Returns features relative to the center, with zeros in the invalid rows.
+def _load(
+    plan: _Plan, rows: Rows, center: Float[Array, " d"] | None, low: Low
+) -> Float[Array, " *k a d"]:
+    """Returns what is multiplied: features with zeros in the invalid rows, relative to the center.
 
-    Those of products have them already.
+    Wide ones of products have the zeros already. Low-precision ones stay exact.
     """
+    if plan.similarity == "product" and not plan.is_low:
+        return rows.features.astype(plan.dtype)
     features = rows.features.astype(plan.dtype)
-    if plan.similarity == "product":
-        return features
     if center is not None:
         features = features - jnp.expand_dims(center.astype(plan.dtype), range(features.ndim - 1))
-    return jnp.where(rows.valid[..., None], features, 0)
+    features = jnp.where(rows.valid[..., None], features, 0)
+    if plan.similarity == "cosine":
+        features = features * scaled(features)
+    return features if low is None else features.astype(low)
 
 
 def _nothing(plan: _Plan, rows: Rows) -> _State:
@@ -960,11 +1050,16 @@ def _add_gradients(
     if part == "lower":
         given = _add_at(given, j, d_given[1])
 
+    if plan.similarity == "cosine":  # By the products.
+        d_tile = d_tile * tile.norms[0][:, None] * tile.norms[1][None, :]  # pyright: ignore
+    # The sums are those of what is multiplied: a large mean of the rows then cancels.
+    d_tile = rounded(d_tile, plan.low[0] or plan.low[1])
+
     def add(blocks: _RowGradient, k: Index, products: Array, axis: int) -> _RowGradient:
         sums = None if blocks.sums is None else jnp.sum(d_tile, axis=axis)
         return _add_at(blocks, k, _RowGradient(products, sums))
 
-    d_anchors = add(own.rows, i, exact_product(d_tile, tile.references), 1)
+    d_anchors = add(own.rows, i, times(d_tile, tile.references), 1)
     d_references = others.references
     if part != "diagonal":
         products = _product_of_transpose(d_tile, tile.anchors)
@@ -978,9 +1073,9 @@ def _add_gradients(
 def _product_of_transpose(a: Float[Array, "a b"], rows: Float[Array, "a d"]) -> Float[Array, "b d"]:
     """Returns `a.T @ rows`."""
     if not on_cpu() or rows.shape[1] >= 256:
-        return exact_product(a.T, rows)
+        return times(a.T, rows)
     # For short rows, XLA for CPUs is faster where neither factor is a transpose.
-    product = lax.optimization_barrier(exact_product(lax.optimization_barrier(rows.T), a))
+    product = lax.optimization_barrier(wide_product(lax.optimization_barrier(rows.T), a))
     return lax.optimization_barrier(product.T)
 
 
@@ -1044,22 +1139,33 @@ def _row_gradients(
     """Returns the gradients of anchors and of references."""
     of_anchors, rest = gradients
 
-    def of_rows(gradient: _RowGradient | None, rows: Rows | None, given: Any = None) -> Any:
+    def of_rows(
+        gradient: _RowGradient | None, rows: Rows | None, low: Low, given: Any = None
+    ) -> Any:
         if gradient is None or rows is None:
             return None
-        d_features = _feature_gradient(plan, center, gradient, rows)
+        d_features = _feature_gradient(plan, center, gradient, rows, low)
         return Rows(d_features, None, None, None, given)  # pyright: ignore
 
     return (
-        of_rows(of_anchors.rows, anchors, of_anchors.given),
-        of_rows(rest.references, references),
+        of_rows(of_anchors.rows, anchors, plan.low[0], of_anchors.given),
+        of_rows(rest.references, references, plan.low[1]),
     )
 
 
 def _feature_gradient(
-    plan: _Plan, center: Float[Array, " d"] | None, gradient: _RowGradient, rows: Rows
+    plan: _Plan, center: Float[Array, " d"] | None, gradient: _RowGradient, rows: Rows, low: Low
 ) -> Float[Array, "k a d"]:
     products = gradient.products
     if gradient.sums is not None:
-        products = 2 * (products - gradient.sums[..., None] * _load(plan, rows, center))
+        loaded = _load(plan, rows, center, low).astype(plan.dtype)
+        products = 2 * (products - gradient.sums[..., None] * loaded)
+    elif plan.similarity == "cosine":
+        # Along itself, a row changes in length only.
+        loaded = _load(plan, rows, center, low).astype(plan.dtype)
+        inverse = inverse_norms_of_scaled(loaded)[..., None]
+        along = jnp.sum(loaded * products, axis=-1, keepdims=True) * inverse**2
+        products = jnp.where(inverse == 0, 0, products - loaded * along)
+        features = rows.features.astype(plan.dtype)
+        products = products * scaled(jnp.where(rows.valid[..., None], features, 0))
     return products.astype(rows.features.dtype)

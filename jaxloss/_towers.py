@@ -28,9 +28,14 @@ from jaxloss._batch import (
 from jaxloss._checks import Number
 from jaxloss._linear import l2_normalize, widen
 from jaxloss._logsumexp import softplus
+from jaxloss._products import low_dtypes
 from jaxloss._sharding import divided
 from jaxloss._statistics import LOGSUMEXP, SOFTPLUS, ByClass, Rows, Statistic, over_temperature
-from jaxloss._tiles import pair_statistics, statistics_in_both_directions, weighted_sum
+from jaxloss._tiles import (
+    pair_statistics,
+    statistics_in_both_directions,
+    weighted_sum,
+)
 
 
 @divided()
@@ -105,7 +110,7 @@ def info_nce_loss(
 
     negatives = Statistic(LOGSUMEXP, over_temperature, negatives_only=True)
     arguments = (negatives,), temperature, towers.queries, towers.keys
-    options: Any = {"similarity": "product", "block_size": block_size, "axis_name": axis_name}
+    options: Any = {**towers.options, "block_size": block_size, "axis_name": axis_name}
 
     def against(rivals: ByClass) -> Float[Array, " n"]:
         # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
@@ -181,7 +186,7 @@ def sigmoid_contrastive_loss(
     params = _Line(jnp.asarray(scale, dtype), jnp.asarray(bias, dtype))
     negatives = Statistic(SOFTPLUS, _on_line, negatives_only=True)
     rows = (towers.queries, towers.keys)
-    options: Any = {"similarity": "product", "block_size": block_size, "axis_name": axis_name}
+    options: Any = {**towers.options, "block_size": block_size, "axis_name": axis_name}
     valid = towers.queries.valid
     own = softplus(-(params.scale * towers.similarities + params.bias))
     if reduction == "none":
@@ -207,6 +212,8 @@ class _Towers(NamedTuple):
     keys: Rows
     similarities: Float[Array, " n"]
     """Of the queries and their own keys."""
+    options: dict[str, Any]
+    """How the rows are compared."""
 
 
 def _towers(
@@ -236,10 +243,14 @@ def _towers(
     key_valid = jnp.concatenate([valid, key_valid[number:]])
     no_label = jnp.full(num_keys - number, -1).astype(labels.dtype)
 
+    low = low_dtypes(queries, keys)
     queries, keys = widen(queries, keys)
     load = l2_normalize if normalize else zero_invalid
-    queries, keys = load(queries, valid), load(keys, key_valid)
-    similarities = jnp.sum(queries * keys[:number], axis=1)
+    if any(low):  # Only the rows as they are are exact.
+        similarities = jnp.sum(load(queries, valid) * load(keys[:number], valid), axis=1)
+    else:
+        queries, keys = load(queries, valid), load(keys, key_valid)
+        similarities = jnp.sum(queries * keys[:number], axis=1)
     return _Towers(
         # Different positions, because no row of one tower is a row of the other.
         Rows(queries, labels, valid, jnp.zeros_like(labels, jnp.int32)),
@@ -250,6 +261,10 @@ def _towers(
             jnp.ones_like(key_valid, jnp.int32),
         ),
         similarities,
+        {
+            "similarity": "cosine" if any(low) and normalize else "product",
+            "low": (low[0], low[1]),
+        },
     )
 
 

@@ -15,10 +15,11 @@ from jaxloss._batch import AxisName, Reduction, checked_rows, reduce, reference_
 from jaxloss._checks import Number
 from jaxloss._linear import sizes_are_known
 from jaxloss._logsumexp import softplus
+from jaxloss._products import low_dtypes
 from jaxloss._row_blocks import Pairs, over_row_blocks
 from jaxloss._sharding import divided
 from jaxloss._statistics import Rows
-from jaxloss._tiles import anchors_and_references, centered, largest, rows_at
+from jaxloss._tiles import Similarity, anchors_and_references, centered, largest, rows_at
 
 Mining: TypeAlias = Literal["hard", "semihard", "all"]
 
@@ -96,7 +97,7 @@ def triplet_loss(
       Hermans et al., In Defense of the Triplet Loss for Person Re-Identification, 2017 (`"hard"`
         and `"all"`; `soft` with a margin of 0).
     """
-    _checks.choice("mining", mining, tuple(_MININGS))
+    _checks.choice("mining", mining, ("hard", *_MININGS))
     features, labels, valid = checked_rows("features", features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features)
     anchors, compared = anchors_and_references(
@@ -109,8 +110,15 @@ def triplet_loss(
         softplus if soft else jax.nn.relu,
         squared,
     )
-    triplets = _all_soft if soft and mining == "all" else _MININGS[mining]
-    sums, counts, defined = triplets(rule, anchors, compared, block_size, axis_name)
+    if mining == "hard":
+        mined = (anchors, compared, "negative_squared_distance")
+        if any(low_dtypes(features, features if given is None else given[0])):
+            rows = anchors_and_references(features, labels, valid, given, axis_name)
+            mined = (*rows, "cosine" if normalize else "negative_squared_distance")
+        sums, counts, defined = _hard(rule, mined, anchors, compared, block_size, axis_name)
+    else:
+        triplets = _all_soft if soft and mining == "all" else _MININGS[mining]
+        sums, counts, defined = triplets(rule, anchors, compared, block_size, axis_name)
     values = sums / jnp.maximum(counts, 1)
     return reduce(values, valid & defined, sample_weights, reduction, axis_name, counts=counts)
 
@@ -171,17 +179,22 @@ def _distances(
 
 def _hard(
     rule: _Rule,
+    mined: tuple[Rows, Rows | None, Similarity],
     anchors: Rows,
     references: Rows | None,
     block_size: int | None,
     axis_name: AxisName | None,
 ) -> _Triplets:
-    """Tiles tell which are the farthest positive and the nearest negative."""
+    """Tiles tell which are the farthest positive and the nearest negative.
+
+    `mined` are the rows as they are compared, and a similarity that has the order of distances.
+    """
+    own, others, similarity = mined
     hardest = largest(
         _farthest_positive_and_nearest_negative,
-        anchors,
-        references,
-        similarity="negative_squared_distance",
+        own,
+        others,
+        similarity=similarity,
         block_size=block_size,
         axis_name=axis_name,
     )
@@ -377,7 +390,6 @@ def _all_soft(
 
 
 _MININGS: dict[str, _Mining] = {
-    "hard": _hard,
     "semihard": _semihard,
     "all": _all,
 }

@@ -11,10 +11,11 @@ from jax import Array, lax
 from jaxtyping import Bool, Float
 
 from jaxloss import _checks
+from jaxloss._backend import indices
 from jaxloss._batch import AxisName, max_over, sum_over, zero_invalid
 from jaxloss._checks import Number
-from jaxloss._cpu import indices
-from jaxloss._linear import exact_product, widen
+from jaxloss._linear import widen
+from jaxloss._products import wide_product
 from jaxloss._sharding import divided
 
 
@@ -267,7 +268,7 @@ def _moments(
 ) -> Float[Array, "d d"]:
     """Returns `Σ s_i c_i c_iᵀ` of the deviations c from the mean, over the global batch."""
     rows = _centred(view, samples, axis_name)
-    return sum_over(exact_product(_weighted(rows, samples).T, rows), axis_name)
+    return sum_over(wide_product(_weighted(rows, samples).T, rows), axis_name)
 
 
 @_moments.defjvp
@@ -281,7 +282,7 @@ def _moments_jvp(axis_name: AxisName | None, primals: Any, tangents: Any) -> tup
     change = _weighted(d_view, samples)
     if samples.shares is not None:
         change = change + d_samples.shares[:, None] / 2 * rows
-    half = sum_over(exact_product(change.T, rows), axis_name)
+    half = sum_over(wide_product(change.T, rows), axis_name)
     return _moments(axis_name, view, samples), half + half.T
 
 
@@ -298,7 +299,7 @@ def _cross_moments(
     """Returns `Σ s_i c_i c'_iᵀ`, `Σ s_i c_i²` and `Σ s_i c'_i²` of the deviations c and c'."""
     a, b = (_centred(view, samples, axis_name) for view in (first, second))
     weighted = _weighted(a, samples)
-    moments = exact_product(weighted.T, b)
+    moments = wide_product(weighted.T, b)
     squares = jnp.sum(weighted * a, axis=0), jnp.sum(_weighted(b, samples) * b, axis=0)
     return jax.tree.map(partial(sum_over, axis_name=axis_name), (moments, *squares))
 
@@ -313,7 +314,7 @@ def _cross_moments_jvp(axis_name: AxisName | None, primals: Any, tangents: Any) 
         d_a, d_b = (
             change + d_samples.shares[:, None] / 2 * rows for change, rows in ((d_a, a), (d_b, b))
         )
-    moments = exact_product(d_a.T, b) + exact_product(a.T, d_b)
+    moments = wide_product(d_a.T, b) + wide_product(a.T, d_b)
     parts = moments, 2 * jnp.sum(d_a * a, axis=0), 2 * jnp.sum(d_b * b, axis=0)
     results = _cross_moments(axis_name, first, second, samples)
     return results, jax.tree.map(partial(sum_over, axis_name=axis_name), parts)

@@ -1,4 +1,4 @@
-"""Whether programs are compiled for a CPU, and what XLA's compiler for CPUs needs to be told."""
+"""For which platform programs are compiled, and what XLA's compiler for CPUs needs to be told."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from jax.typing import DTypeLike
 from jaxtyping import Integer
 
 
-def on_cpu() -> bool:
-    """Whether programs are compiled for a CPU: the default device counts, then the backend."""
+def platform() -> str:
+    """Returns "cpu", "gpu", "tpu" or another: of the default device, or else of the backend."""
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if device is None:
-        return jax.default_backend() == "cpu"
-    return (device if isinstance(device, str) else device.platform) == "cpu"
+        return jax.default_backend()
+    return device if isinstance(device, str) else device.platform
+
+
+def on_cpu() -> bool:
+    """Whether programs are compiled for a CPU."""
+    return platform() == "cpu"
 
 
 def indices(number: int, dtype: DTypeLike = jnp.int32) -> Integer[Array, " number"]:

@@ -1,0 +1,300 @@
+"""Products as accelerators compute them, whose programs run on a CPU, too."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxloss
+from jaxloss import _products
+from tests.jaxloss.harness import (
+    QUICK,
+    Batch,
+    assert_close,
+    cast,
+    enable_x64,
+    evaluate,
+    magnitude,
+    make_batch,
+    merge,
+    numbers_of,
+    over,
+    rounded,
+    widen,
+)
+from tests.jaxloss.loss_table import LOSSES, ONE_OF_A_KIND, TILES_OF_A_KIND, VARIANTS
+from tests.tolerances import FLOAT32, rounded_to
+
+BFLOAT16, FLOAT16 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)
+LOW = (BFLOAT16, FLOAT16)
+TILED = tuple(row for row in VARIANTS if row.has_tiles)
+
+
+@pytest.fixture(params=["tpu", "gpu"])
+def platform(request, monkeypatch) -> str:
+    """Programs are traced as on an accelerator."""
+    monkeypatch.setattr(jax, "default_backend", lambda: request.param)
+    return request.param
+
+
+def numbers(seed: int, shape: tuple[int, int], low: Any = None, mean: float = 0.0) -> np.ndarray:
+    made = np.random.default_rng(seed).normal(mean, 1, shape).astype(np.float32)
+    return made if low is None else np.asarray(jnp.asarray(made, low).astype(jnp.float32))
+
+
+# One product ----
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+@pytest.mark.parametrize("sides", ["both", "first", "second"])
+def test_values_and_gradients_of_a_product(platform, dtype, sides):
+    low = (dtype if sides != "second" else None, dtype if sides != "first" else None)
+    a, b, cotangent = (
+        numbers(0, (40, 70), low[0]),
+        numbers(1, (70, 30), low[1]),
+        numbers(2, (40, 30)),
+    )
+    product = partial(_products.product, low=low)
+    got, back = jax.vjp(product, jnp.asarray(a), jnp.asarray(b))
+    d_a, d_b = back(jnp.asarray(cotangent))
+    a, b, cotangent = (x.astype(np.float64) for x in (a, b, cotangent))
+    assert_close(widen(got), a @ b, FLOAT32)
+    # A cotangent has 16 bits.
+    assert_close(widen((d_a, d_b)), (cotangent @ b.T, a.T @ cotangent), 2.0**-15)
+    _, tangent = jax.jvp(product, (a.astype(np.float32), b.astype(np.float32)), (d_a, d_b))
+    expected = widen(d_a) @ b + a @ widen(d_b)
+    assert_close(widen(tangent), expected, 2.0**-15)
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("size", [1.0, 1e-9, 1e20])
+def test_a_product_of_parts(platform, dtype, parts, size):
+    wide = numbers(3, (20, 50)) * np.float32(size)
+    rows = numbers(4, (50, 10), dtype, mean=10.0)
+    if parts == 2:
+        wide = np.asarray(_products.rounded(jnp.asarray(wide), dtype))
+    got = jax.jit(partial(_products.times, parts=parts))(wide, jnp.asarray(rows, dtype))
+    expected = wide.astype(np.float64) @ rows.astype(np.float64)
+    assert_close(widen(got) / size, expected / size, FLOAT32)
+
+
+def test_rounded_cotangents_are_what_is_multiplied(platform):
+    """So that the sums of their rows cancel a large mean of the other factor."""
+    cotangent = _products.rounded(jnp.asarray(numbers(5, (20, 60))), BFLOAT16)
+    ones = jnp.full((60, 8), 256, jnp.bfloat16)
+    products = jax.jit(_products.times)(cotangent, ones)
+    sums = jnp.sum(cotangent, axis=1, keepdims=True)
+    np.testing.assert_allclose(products / 256, jnp.broadcast_to(sums, (20, 8)), atol=1e-5)
+
+
+def test_the_switch_of_jax_is_followed_for_float32():
+    def precision(run: Callable[..., Any]) -> list[tuple[str, str]]:
+        text = jax.jit(run).trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
+        return re.findall(r"precision = \[(\w+), (\w+)\]", text)
+
+    arrays = jnp.ones((8, 4)), jnp.ones((4, 8))
+    assert precision(lambda a, b: _products.product(a, b)) == [("HIGHEST", "HIGHEST")]
+    with jax.default_matmul_precision("high"):
+        assert precision(lambda a, b: _products.product(a, b)) == [("HIGH", "HIGH")]
+    with jax.default_matmul_precision("bfloat16"):
+        assert precision(lambda a, b: _products.product(a, b)) != [("HIGHEST", "HIGHEST")]
+
+
+def test_products_on_a_cpu_are_of_wide_numbers():
+    assert _products.low_dtypes(jnp.ones((2, 2), jnp.bfloat16)) == (None,)
+
+
+def test_float64_stays(platform):
+    with enable_x64(True):
+        low = _products.low_dtypes(jnp.ones((2, 2), jnp.bfloat16), jnp.ones((2, 2), jnp.float64))
+    assert low == (None, None)
+
+
+# Losses ----
+
+
+USED_TWICE = ("sum", "references", "info_nce", "sigmoid_contrastive", "of_one_batch")
+"""In names of losses of which an array is two arguments, or the argument of two losses."""
+
+
+def results(row: Any, batch: Batch, dtype: Any) -> tuple[Any, Any]:
+    """The mean and its gradients, of a program that is traced anew."""
+
+    def mean(values, args):
+        return row.function(
+            *merge(args, row.differentiable, values), where=batch.where, **row.kwargs
+        )
+
+    args = cast(batch.args, row.differentiable, dtype)
+    values = tuple(args[k] for k in row.differentiable)
+    return jax.jit(jax.value_and_grad(mean), compiler_options=QUICK)(values, args)
+
+
+@pytest.mark.slow
+@over(LOSSES + TILED, often=ONE_OF_A_KIND + TILES_OF_A_KIND[:1])
+@pytest.mark.parametrize(
+    "dtype", [BFLOAT16, pytest.param(FLOAT16, marks=pytest.mark.long)], ids=str
+)
+@pytest.mark.parametrize("rows", ["spread", pytest.param("clustered", marks=pytest.mark.long)])
+def test_losses_equal_those_of_float64(row, dtype, rows, platform):
+    batch = make_batch(row, seed=12)
+    if rows == "clustered":
+        if row.takes_logits:
+            pytest.skip("logits are not multiplied")
+        features, *others = batch.args
+        batch = batch._replace(args=(10 + 0.1 * features, *others))
+    batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))
+    value, gradients = results(row, batch, dtype)
+    assert value.dtype == jnp.float32
+    weighted = batch._replace(sample_weights=np.ones_like(batch.sample_weights))
+    expected = evaluate(row, weighted, np.float64)
+    wide = expected if rows == "spread" else widen(evaluate(row, weighted, np.float32))
+    # What float32 arithmetic of the same numbers is off.
+    off = 2 * magnitude(wide["mean"] - expected["mean"])
+    np.testing.assert_allclose(value, expected["mean"], rtol=5e-6, atol=5e-6 + off)
+    every = zip(gradients, expected["mean_grad"][:-1], wide["mean_grad"][:-1], strict=True)
+    for ours, theirs, by_float32 in every:
+        assert ours.dtype == dtype
+        off = 2 * magnitude(by_float32 - theirs) + float(jnp.finfo(dtype).smallest_subnormal)
+        error = np.abs(widen(ours) - theirs) - 2.0**-14 * magnitude(theirs) - off
+        # Of rows that are used twice, each gradient is rounded before they are added.
+        twice = any(word in row.name for word in USED_TWICE)
+        size = magnitude(theirs) if twice else np.abs(theirs)
+        assert np.all(error <= rounded_to(dtype) * size)
+
+
+@pytest.mark.slow
+@over(
+    tuple(row for row in LOSSES + TILED if numbers_of(row) and not row.takes_logits),
+    often=ONE_OF_A_KIND + TILES_OF_A_KIND[-1:],
+)
+def test_gradients_of_hyperparameters(row, platform):
+    batch, numbers = make_batch(row, seed=12), numbers_of(row)
+    batch = batch._replace(args=rounded(batch.args, row.differentiable, BFLOAT16))
+
+    def gradients(dtype):
+        args = cast(batch.args, row.differentiable, dtype)
+        wide = {name: number.astype(wide_of[dtype]) for name, number in numbers.items()}
+
+        def mean(numbers):
+            return row.function(*args, where=batch.where, **{**row.kwargs, **numbers})
+
+        return widen(jax.jit(jax.grad(mean), compiler_options=QUICK)(wide))
+
+    wide_of = {BFLOAT16: np.float32, np.float64: np.float64}
+    got = gradients(BFLOAT16)
+    with enable_x64(True):
+        expected = gradients(np.float64)
+    for name in numbers:
+        tolerance = 64 * FLOAT32
+        np.testing.assert_allclose(
+            got[name], expected[name], rtol=tolerance, atol=tolerance, err_msg=name
+        )
+
+
+@pytest.mark.slow
+@over(
+    tuple(
+        row for row in LOSSES + TILED if row.name in ("nca_in_tiles", "classifier_angles_in_blocks")
+    )
+)
+def test_second_derivatives(row, platform):
+    """A product of the Hessian, by forward mode of the gradient."""
+    batch = make_batch(row, seed=12, masked=False)
+    batch = batch._replace(args=rounded(batch.args, row.differentiable, BFLOAT16))
+
+    def product(dtype):
+        args = cast(batch.args, row.differentiable, dtype)
+
+        def mean(features):
+            return row.function(features, *args[1:], **row.kwargs)
+
+        direction = jnp.cos(jnp.arange(args[0].size)).reshape(args[0].shape).astype(BFLOAT16)
+        run = jax.jit(lambda x, v: jax.jvp(jax.grad(mean), (x,), (v,)), compiler_options=QUICK)
+        return widen(run(args[0], direction.astype(dtype))[1])
+
+    got = product(BFLOAT16)
+    with enable_x64(True):
+        expected = product(np.float64)
+    assert_close(got, expected, rounded_to(BFLOAT16))
+
+
+N, DIM, CLASSES = 768, 512, 640
+
+
+def _labels(n: int = N) -> jax.Array:
+    return jnp.arange(n, dtype=jnp.int32) // 3
+
+
+def _angles(features, weights):
+    labels = _labels() % CLASSES
+    options = {"similarity": "cosine", "scale": 16.0, "block_size": 320}
+    return jaxloss.classifier_loss(features, labels, weights, angular_margin=0.3, **options)
+
+
+LARGE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, int], ...]]] = {
+    "nca": (lambda x: jaxloss.nca_loss(x, _labels()), ((N, DIM),)),
+    "supcon": (lambda x: jaxloss.supervised_contrastive_loss(x, _labels()), ((N, DIM),)),
+    "multi-similarity": (lambda x: jaxloss.multi_similarity_loss(x, _labels()), ((N, DIM),)),
+    "circle": (lambda x: jaxloss.circle_loss(x, _labels()), ((N, DIM),)),
+    "triplets": (lambda x: jaxloss.triplet_loss(x, _labels()), ((N, DIM),)),
+    "triplets of distances": (
+        lambda x: jaxloss.triplet_loss(x, _labels(), normalize=False),
+        ((N, DIM),),
+    ),
+    "prototypical": (lambda x: jaxloss.prototypical_loss(x, _labels()), ((N, DIM),)),
+    "info-nce": (jaxloss.info_nce_loss, ((N, DIM), (N, DIM))),
+    "siglip": (jaxloss.sigmoid_contrastive_loss, ((N, DIM), (N, DIM))),
+    "proxy-nca": (
+        lambda x, w: jaxloss.proxy_nca_loss(x, _labels() % CLASSES, w),
+        ((N, DIM), (DIM, CLASSES)),
+    ),
+    "proxy-anchor": (
+        lambda x, w: jaxloss.proxy_anchor_loss(x, _labels() % CLASSES, w),
+        ((N, DIM), (DIM, CLASSES)),
+    ),
+    "classifier": (
+        lambda x, w: jaxloss.classifier_loss(x, _labels() % CLASSES, w, block_size=320),
+        ((N, DIM), (DIM, CLASSES)),
+    ),
+    "arcface": (_angles, ((N, DIM), (DIM, CLASSES))),
+    "linear-logits": (
+        lambda x, w: jnp.sum(jnp.sin(jaxloss.linear_logits(x, w))),
+        ((N, DIM), (DIM, CLASSES)),
+    ),
+    "cosine-logits": (
+        lambda x, w: jnp.sum(jnp.sin(jaxloss.cosine_logits(x, w))),
+        ((N, DIM), (DIM, CLASSES)),
+    ),
+    "group-softmax": (
+        lambda x, w: jaxloss.group_softmax_loss(x, _labels() % CLASSES, w, num_groups=2),
+        ((N, DIM), (DIM, CLASSES)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_no_large_product_is_of_float32_numbers_on_a_tpu(name, dtype, monkeypatch):
+    """As lowered: two float32 arrays take six passes, two low ones one."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    function, shapes = LARGE[name]
+    arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    run = jax.jit(jax.value_and_grad(function, tuple(range(len(shapes)))))
+    text = run.trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
+    products = re.findall(
+        r"dot_general.*?precision = \[(\w+), (\w+)\]\s*: "
+        r"\(tensor<[\dx]*x(\w+)>, tensor<[\dx]*x(\w+)>\) -> tensor<([\dx]*)x\w+>",
+        text,
+    )
+    assert products
+    for *precision, first, second, shape in products:
+        if np.prod([int(size) for size in shape.split("x")]) > 2**18:
+            assert {first, second} != {"f32"}, (precision, shape)
+            assert "HIGHEST" not in precision
