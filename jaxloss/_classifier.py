@@ -117,8 +117,9 @@ def classifier_loss(
       block_size: Number of classes in a block. By default it follows from the shapes and the
         backend, with a single block where n·C is small or C ≤ 4d. A single block keeps its logits
         for the gradient. So do several if n ≤ d, in the memory of the weights' gradient; otherwise
-        they are computed again. Several blocks have a custom gradient, without forward mode:
-        `jax.jvp` of the loss raises a `TypeError`. `jax.grad` and `jax.jvp` of its gradient work.
+        they are computed again, as always for bfloat16 and float16 on an accelerator. These and
+        several blocks have a custom gradient, without forward mode: `jax.jvp` of the loss raises
+        a `TypeError`. `jax.grad` and `jax.jvp` of its gradient work.
       class_axis_name: A mapped axis, or a tuple of them, over which the classes are split. Each
         device passes its columns of `weights` and `bias`, and its margins `[C]`, in the order of
         the axis, and the same features and labels. Labels stay indices among all classes. Devices

@@ -144,7 +144,7 @@ def _group_logits(
     is_member = groups[:, None, :] == numbers[None, :, None]
     members = jnp.where(is_member, features[:, None, :], 0)
     logits = product(members.reshape(-1, weights.shape[0]), weights, low)
-    logits = logits.reshape(*members.shape[:2], -1)
+    logits = logits.reshape(*members.shape[:2], weights.shape[1])
     return logits if bias is None else logits + (bias / num_groups)[None, None, :]
 
 

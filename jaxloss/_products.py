@@ -108,11 +108,11 @@ def exact_product(a: Array, b: Array) -> Array:
 
 def compared(a: Float[Array, "n d"], b: Float[Array, "m d"]) -> Float[Array, "n m"]:
     """Returns `a @ b.T`. Rows of a low dtype are multiplied as they are, others with all bits."""
-    if a.dtype in _BITS and b.dtype in _BITS:
+    if a.dtype in _BITS and a.dtype == b.dtype:
         return exact_product(a, b.T)
-    if a.dtype in _BITS:
-        return times(b, a.T, parts=3).T
-    return times(a, b.T, parts=3)
+    if b.dtype in _BITS:
+        return times(a.astype(jnp.float32), b.T, parts=3)
+    return times(b, a.T, parts=3).T
 
 
 def nearest(array: Float[Array, " *shape"], low: Low) -> Float[Array, " *shape"]:
@@ -122,11 +122,8 @@ def nearest(array: Float[Array, " *shape"], low: Low) -> Float[Array, " *shape"]
 
 
 def rounded(cotangent: Float[Array, "a b"], low: Low) -> Float[Array, "a b"]:
-    """Returns a cotangent with as many bits as two parts of the low dtype have."""
-    if low is None:
-        return cotangent
-    bits = 8 if platform() == "tpu" else _BITS[low][1]
-    return lax.reduce_precision(cotangent, 8, 2 * bits - 1)
+    """Returns a cotangent of 16 bits, if it is multiplied by low-precision rows."""
+    return cotangent if low is None else lax.reduce_precision(cotangent, 8, 15)
 
 
 def times(
@@ -142,32 +139,23 @@ def times(
     if platform() == "tpu":
         precision = lax.Precision.HIGH if parts == 2 else lax.Precision.HIGHEST
         return _mixed_on_tpu(wide, rows, precision)
-    scale = jnp.float32(1)
-    if low == jnp.float16:  # It has no room for small numbers.
-        scale = _power_of_two(jnp.max(jnp.abs(wide)))
-        wide = wide * scale
-    total = None
-    for part in reversed(split(wide, low, parts)):  # The small ones first.
-        term = jnp.matmul(part, rows, preferred_element_type=jnp.float32)
-        total = term if total is None else total + term
-    return total / scale if low == jnp.float16 else total  # pyright: ignore
+    # A float16 number is the sum of two of bfloat16, which has room for a small cotangent.
+    of_rows = [rows] if low == jnp.bfloat16 else split(rows.astype(jnp.float32), 2)
+    terms = [exact_product(part, row) for part in split(wide, parts) for row in of_rows]
+    total = terms[-1]
+    for term in reversed(terms[:-1]):  # The small ones first.
+        total = total + term
+    return total
 
 
-def split(wide: Array, low: Low, parts: int) -> list[Array]:
-    """Returns arrays of a low dtype whose sum is a float32 array, the large one first."""
-    found = []
+def split(wide: Float[Array, "a b"], parts: int) -> list[Array]:
+    """Returns bfloat16 arrays whose sum is a float32 array, the large one first."""
+    found, bfloat16 = [], jnp.dtype(jnp.bfloat16)
     for _ in range(parts):
-        part = nearest(wide, low)
-        found.append(part.astype(low))
+        part = nearest(wide, bfloat16)
+        found.append(part.astype(bfloat16))
         wide = wide - part
     return found
-
-
-def _power_of_two(largest: Float[Array, ""]) -> Float[Array, ""]:
-    """Returns the power of two that brings a number near to 2^14; 1 for 0 and for NaN."""
-    usable = (largest > 0) & (largest < jnp.inf)
-    exponent = jnp.floor(jnp.log2(jnp.where(usable, largest, 1)))
-    return jnp.where(usable, jnp.exp2(14 - exponent), 1)
 
 
 def _mixed_on_tpu(wide: Array, rows: Array, precision: lax.Precision) -> Array:

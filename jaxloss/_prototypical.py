@@ -429,7 +429,7 @@ def _add_gradients(tiles: _Tiles, tile: _Tile, sums: _Gradients, shared: Any) ->
         of_means = wide_product(d_logits, tile.means)
         of_sums = wide_product(tile.member, d_sums)
     else:  # Means have no low dtype: they are a sum of two parts, and members are 0 or 1.
-        large, small = split(tile.means, jnp.dtype(jnp.bfloat16), 2)
+        large, small = split(tile.means, 2)
         of_means = times(d_logits, small) + times(d_logits, large)
         of_sums = times(d_sums.T, tile.member.T.astype(jnp.bfloat16)).T
     if sums.references is None:

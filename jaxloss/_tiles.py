@@ -124,8 +124,12 @@ from jaxloss._logsumexp import Partial, or_zero
 from jaxloss._products import Low, compared, low_dtypes, nearest, rounded, times, wide_product
 from jaxloss._statistics import MAX, ByClass, Params, Rows, Statistic
 
-Similarity: TypeAlias = Literal["product", "cosine", "negative_squared_distance"]
-"""Cosines are those of low-precision rows; of others, unit vectors have them as products."""
+Similarity: TypeAlias = Literal[
+    "product", "cosine", "negative_squared_distance", "negative_squared_distance_of_units"
+]
+"""Cosines, and distances of unit vectors, are those of low-precision rows. Of others, unit vectors
+have them as products and distances. Distances of unit vectors have no gradient here."""
+_OF_UNITS = ("cosine", "negative_squared_distance_of_units")
 GATHERED_BYTES = 2**24
 """References of all devices are gathered up to this size; larger ones are passed around a ring."""
 
@@ -842,7 +846,7 @@ def _side(plan: _Plan, center: Float[Array, " d"] | None, rows: Rows, low: Low) 
     if plan.similarity == "product":
         return _Side(rows, None)
     loaded = rows.features.astype(plan.dtype) if plan.is_low else _load(plan, rows, center, low)
-    if plan.similarity == "cosine":
+    if plan.similarity in _OF_UNITS:
         return _Side(rows, inverse_norms_of_scaled(loaded))
     return _Side(rows, jnp.sum(loaded**2, axis=-1))
 
@@ -923,8 +927,12 @@ def _similarities(
     products = compared(own, other) if plan.is_low else wide_product(own, other.T)
     if norms is None:
         return products
-    if plan.similarity == "cosine":
-        return products * norms[0][:, None] * norms[1][None, :]
+    if plan.similarity in _OF_UNITS:
+        cosines = products * norms[0][:, None] * norms[1][None, :]
+        if plan.similarity == "cosine":
+            return cosines
+        squares = ((norm != 0).astype(cosines.dtype) for norm in norms)  # 0 for a zero vector.
+        return negative_squared_distances(cosines, *squares)
     similarities = negative_squared_distances(products, *norms)
     # Computed once, and not again for each statistic.
     return lax.optimization_barrier(similarities) if on_cpu() else similarities
@@ -943,7 +951,7 @@ def _load(
     if center is not None:
         features = features - jnp.expand_dims(center.astype(plan.dtype), range(features.ndim - 1))
     features = jnp.where(rows.valid[..., None], features, 0)
-    if plan.similarity == "cosine":
+    if plan.similarity in _OF_UNITS:
         features = features * scaled(features)
     return features if low is None else features.astype(low)
 

@@ -21,6 +21,7 @@ from jaxloss._sharding import divided
 from jaxloss._statistics import Rows
 from jaxloss._tiles import Similarity, anchors_and_references, centered, largest, rows_at
 
+_OF_UNITS: Similarity = "negative_squared_distance_of_units"
 Mining: TypeAlias = Literal["hard", "semihard", "all"]
 
 
@@ -114,7 +115,7 @@ def triplet_loss(
         mined = (anchors, compared, "negative_squared_distance")
         if any(low_dtypes(features, features if given is None else given[0])):
             rows = anchors_and_references(features, labels, valid, given, axis_name)
-            mined = (*rows, "cosine" if normalize else "negative_squared_distance")
+            mined = (*rows, _OF_UNITS if normalize else "negative_squared_distance")
         sums, counts, defined = _hard(rule, mined, anchors, compared, block_size, axis_name)
     else:
         triplets = _all_soft if soft and mining == "all" else _MININGS[mining]
@@ -187,7 +188,7 @@ def _hard(
 ) -> _Triplets:
     """Tiles tell which are the farthest positive and the nearest negative.
 
-    `mined` are the rows as they are compared, and a similarity that has the order of distances.
+    `mined` are the rows as they are compared, and how.
     """
     own, others, similarity = mined
     hardest = largest(

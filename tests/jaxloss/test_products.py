@@ -1,7 +1,7 @@
 """Products as accelerators compute them, whose programs run on a CPU, too."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from tests.jaxloss.harness import (
     rounded,
     widen,
 )
-from tests.jaxloss.loss_table import LOSSES, ONE_OF_A_KIND, TILES_OF_A_KIND, VARIANTS
+from tests.jaxloss.loss_table import LOSSES, VARIANTS
 from tests.tolerances import FLOAT32, rounded_to
 
 BFLOAT16, FLOAT16 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)
@@ -73,7 +73,7 @@ def test_values_and_gradients_of_a_product(platform, dtype, sides):
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 @pytest.mark.parametrize("parts", [2, 3])
-@pytest.mark.parametrize("size", [1.0, 1e-9, 1e20])
+@pytest.mark.parametrize("size", [1.0, 1e-9, 1e-30, 1e20])
 def test_a_product_of_parts(platform, dtype, parts, size):
     wide = numbers(3, (20, 50)) * np.float32(size)
     rows = numbers(4, (50, 10), dtype, mean=10.0)
@@ -116,7 +116,45 @@ def test_float64_stays(platform):
     assert low == (None, None)
 
 
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_no_rows_and_cotangents_near_zero(platform, dtype):
+    rows = jnp.ones((3, 2), dtype)
+    for wide in (jnp.zeros((0, 3)), jnp.full((2, 3), 1e-36, jnp.float32)):
+        got = _products.times(wide, rows)
+        assert got.shape == (len(wide), 2)
+        np.testing.assert_allclose(got, 3 * wide[:, :2], atol=1e-37)
+
+
+def test_two_low_dtypes(platform):
+    a, b = numbers(6, (5, 40), BFLOAT16), numbers(7, (3, 40), FLOAT16)
+    for first, second in ((BFLOAT16, FLOAT16), (FLOAT16, BFLOAT16)):
+        rows, others = (a, b) if first == BFLOAT16 else (b, a)
+        got = _products.compared(jnp.asarray(rows, first), jnp.asarray(others, second))
+        assert_close(widen(got), rows.astype(np.float64) @ others.T.astype(np.float64), FLOAT32)
+
+
 # Losses ----
+
+
+COMPARED = tuple(row for row in LOSSES + TILED if not row.takes_logits)
+OFTEN = {"nca", "prototypical", "classifier", "nca_in_tiles"}
+
+
+def ways_and_rows() -> Iterator[Any]:
+    """Some losses on both platforms; in `make long`, all in one of four ways."""
+    ways = [
+        ("tpu", BFLOAT16, "clustered"),
+        ("gpu", FLOAT16, "spread"),
+        ("gpu", BFLOAT16, "clustered"),
+        ("tpu", FLOAT16, "clustered"),
+    ]
+    for number, row in enumerate(COMPARED):
+        often = [("tpu", BFLOAT16, "spread"), ("gpu", BFLOAT16, "spread")]
+        cases = [(way, []) for way in often if row.name in OFTEN]
+        cases += [(ways[number % len(ways)], [pytest.mark.long])]
+        for (platform, dtype, rows), marks in cases:
+            name = f"{row.name}-{platform}-{dtype}-{rows}"
+            yield pytest.param(row, platform, dtype, rows, id=name, marks=marks)
 
 
 USED_TWICE = ("sum", "references", "info_nce", "sigmoid_contrastive", "of_one_batch")
@@ -137,16 +175,12 @@ def results(row: Any, batch: Batch, dtype: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.slow
-@over(LOSSES + TILED, often=ONE_OF_A_KIND + TILES_OF_A_KIND[:1])
 @pytest.mark.parametrize(
-    "dtype", [BFLOAT16, pytest.param(FLOAT16, marks=pytest.mark.long)], ids=str
+    ("row", "platform", "dtype", "rows"), ways_and_rows(), indirect=["platform"]
 )
-@pytest.mark.parametrize("rows", ["spread", pytest.param("clustered", marks=pytest.mark.long)])
 def test_losses_equal_those_of_float64(row, dtype, rows, platform):
     batch = make_batch(row, seed=12)
     if rows == "clustered":
-        if row.takes_logits:
-            pytest.skip("logits are not multiplied")
         features, *others = batch.args
         batch = batch._replace(args=(10 + 0.1 * features, *others))
     batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))
@@ -169,11 +203,8 @@ def test_losses_equal_those_of_float64(row, dtype, rows, platform):
         assert np.all(error <= rounded_to(dtype) * size)
 
 
-@pytest.mark.slow
-@over(
-    tuple(row for row in LOSSES + TILED if numbers_of(row) and not row.takes_logits),
-    often=ONE_OF_A_KIND + TILES_OF_A_KIND[-1:],
-)
+@pytest.mark.long
+@over(tuple(row for row in LOSSES if numbers_of(row) and row in COMPARED))
 def test_gradients_of_hyperparameters(row, platform):
     batch, numbers = make_batch(row, seed=12), numbers_of(row)
     batch = batch._replace(args=rounded(batch.args, row.differentiable, BFLOAT16))
@@ -198,7 +229,7 @@ def test_gradients_of_hyperparameters(row, platform):
         )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @over(
     tuple(
         row for row in LOSSES + TILED if row.name in ("nca_in_tiles", "classifier_angles_in_blocks")
@@ -223,6 +254,17 @@ def test_second_derivatives(row, platform):
     with enable_x64(True):
         expected = product(np.float64)
     assert_close(got, expected, rounded_to(BFLOAT16))
+
+
+def test_hard_triplets_of_a_zero_row(platform):
+    """It is at distance 1 from every unit vector, and its cosines are 0."""
+    x = jnp.asarray(numbers(0, (9, 4)), BFLOAT16).at[4].set(0)
+    loss = jax.value_and_grad(lambda x: jaxloss.triplet_loss(x, jnp.arange(9) // 3, margin=2.0))
+    value, gradient = jax.jit(loss)(x)
+    with enable_x64(True):
+        expected = jax.jit(loss)(jnp.asarray(np.asarray(x, np.float64)))
+    np.testing.assert_allclose(value, expected[0], rtol=4 * FLOAT32)
+    assert_close(widen(gradient), widen(expected[1]), rounded_to(BFLOAT16))
 
 
 N, DIM, CLASSES = 768, 512, 640
