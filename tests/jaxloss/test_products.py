@@ -27,12 +27,23 @@ from tests.jaxloss.harness import (
     rounded,
     widen,
 )
-from tests.jaxloss.loss_table import LOSSES, VARIANTS
+from tests.jaxloss.loss_table import LOSSES, TILES_OF_A_KIND, VARIANTS
 from tests.tolerances import FLOAT32, rounded_to
 
 BFLOAT16, FLOAT16 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)
 LOW = (BFLOAT16, FLOAT16)
-TILED = tuple(row for row in VARIANTS if row.has_tiles)
+TILED = (
+    *TILES_OF_A_KIND,
+    *(
+        row
+        for row in VARIANTS
+        if row.name
+        in (
+            *("nca_references_in_tiles", "triplet_references_in_tiles", "prototypical_in_tiles"),
+            *("multi_similarity_mined_in_tiles", "classifier_sub_centres_in_blocks"),
+        )
+    ),
+)
 
 
 @pytest.fixture(params=["tpu", "gpu"])
@@ -322,7 +333,9 @@ LARGE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, int], ...]]] = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-@pytest.mark.parametrize("dtype", LOW, ids=str)
+@pytest.mark.parametrize(
+    "dtype", [BFLOAT16, pytest.param(FLOAT16, marks=pytest.mark.long)], ids=str
+)
 def test_no_large_product_is_of_float32_numbers_on_a_tpu(name, dtype, monkeypatch):
     """As lowered: two float32 arrays take six passes, two low ones one."""
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
