@@ -246,25 +246,26 @@ def test_gradients_of_hyperparameters(row, platform):
         row for row in LOSSES + TILED if row.name in ("nca_in_tiles", "classifier_angles_in_blocks")
     )
 )
-def test_second_derivatives(row, platform):
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_second_derivatives(row, dtype, platform):
     """A product of the Hessian, by forward mode of the gradient."""
     batch = make_batch(row, seed=12, masked=False)
-    batch = batch._replace(args=rounded(batch.args, row.differentiable, BFLOAT16))
+    batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))
 
-    def product(dtype):
-        args = cast(batch.args, row.differentiable, dtype)
+    def product(of):
+        args = cast(batch.args, row.differentiable, of)
 
         def mean(features):
             return row.function(features, *args[1:], **row.kwargs)
 
-        direction = jnp.cos(jnp.arange(args[0].size)).reshape(args[0].shape).astype(BFLOAT16)
+        direction = jnp.cos(jnp.arange(args[0].size)).reshape(args[0].shape).astype(dtype)
         run = jax.jit(lambda x, v: jax.jvp(jax.grad(mean), (x,), (v,)), compiler_options=QUICK)
-        return widen(run(args[0], direction.astype(dtype))[1])
+        return widen(run(args[0], direction.astype(of))[1])
 
-    got = product(BFLOAT16)
+    got = product(dtype)
     with enable_x64(True):
         expected = product(np.float64)
-    assert_close(got, expected, rounded_to(BFLOAT16))
+    assert_close(got, expected, rounded_to(dtype))
 
 
 def test_hard_triplets_of_a_zero_row(platform):
