@@ -41,14 +41,15 @@ from jaxloss._linear import (
     inverse_or_zero,
     l2_normalize,
     largest_of_class,
+    power_of_two_scale,
     product_with_columns,
-    scaled,
     sizes_are_known,
+    tangential,
     wide_dtype,
 )
 from jaxloss._logsumexp import Partial, logsumexp, softplus, unless_left_out
 from jaxloss._margins import lowering, margins_of_samples
-from jaxloss._products import Low, compared, low_dtypes, rounded, times, wide_product
+from jaxloss._products import Low, low_dtypes, rounded, row_products, times, wide_product
 from jaxloss._sharding import divided
 
 Similarity: TypeAlias = Literal["inner", "cosine"]
@@ -241,10 +242,10 @@ def _over_classes(
     first = first_position(num_classes, class_axis_name)
     labels = labels - jnp.asarray(first, labels.dtype)
     if any(low):
-        # Norms and scale come in after the product: only the rows as they are are exact.
+        # Norms and scale come in after the product: before it, rows would not be exact.
         factors = jnp.full_like(features, scale, shape=labels.shape)
         if similarity == "cosine":
-            features = features * scaled(features)
+            features = features * power_of_two_scale(features)
             factors = factors * inverse_norms_of_scaled(features)
         given = vary_alike((features, factors, labels, weights, bias))
         rows: Any = _in_exact_blocks(low, min(size, num_classes), similarity, *given)
@@ -462,17 +463,10 @@ _in_blocks.defvjp(_visit_blocks_forward, _visit_blocks_backward, symbolic_zeros=
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _in_exact_blocks(
-    low: tuple[Low, Low],
-    block_size: int,
-    similarity: Similarity,
-    features: Float[Array, "n d"],
-    factors: Float[Array, " n"],
-    labels: Integer[Array, " n"],
-    weights: Float[Array, "d C *K"],
-    bias: Float[Array, " C"] | None,
+    low: tuple[Low, Low], block_size: int, similarity: Similarity, *arrays: Any
 ) -> _Rows:
     """Returns the rows of logits `a_i r_c x_i · w_c + b_c`: a are factors, r inverse norms or 1."""
-    return _exact_forward(low, block_size, similarity, features, factors, labels, weights, bias)[0]
+    return _exact_forward(low, block_size, similarity, *arrays)[0]
 
 
 class _Columns(NamedTuple):
@@ -490,7 +484,7 @@ def _columns(block: Float[Array, "d B *K"], low: Low, similarity: Similarity) ->
     vectors = flat_columns(block).astype(jnp.float32)
     norms = powers = None
     if similarity == "cosine":
-        powers = scaled(vectors, axis=0)
+        powers = power_of_two_scale(vectors, axis=0)
         vectors = vectors * powers
         norms = inverse_norms_of_scaled(vectors, axis=0)
     return _Columns(vectors if low is None else vectors.astype(low), norms, powers)
@@ -507,7 +501,7 @@ def _exact_logits(
     of_products = factors[:, None]
     if columns.norms is not None:
         of_products = of_products * columns.norms[None, :]
-    products = compared(rows, columns.vectors.T) * of_products
+    products = row_products(rows, columns.vectors.T) * of_products
     largest, to_products = jax.vjp(lambda products: largest_of_class(products, block), products)
     return _with_bias(largest, bias), of_products, to_products
 
@@ -554,11 +548,8 @@ def _exact_backward(
         d_features = d_features + times(d_products, columns.vectors.T)
         d_vectors = times(d_products.T, rows).T
         if columns.norms is not None:
-            # Along itself, a vector changes in length only.
             vectors = columns.vectors.astype(d_vectors.dtype)
-            along = jnp.sum(vectors * d_vectors, axis=0) * columns.norms**2
-            zero = columns.norms[None, :] == 0
-            d_vectors = jnp.where(zero, 0, d_vectors - vectors * along[None, :])
+            d_vectors = tangential(d_vectors, vectors, columns.norms[None, :], axis=0)
             d_vectors = d_vectors * columns.powers
         d_weights = _with_block(d_weights, d_vectors.reshape(block.shape), first)
         if d_bias is not None:

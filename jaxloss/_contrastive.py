@@ -17,7 +17,6 @@ from jaxloss._batch import (
     reference_rows,
 )
 from jaxloss._checks import Number
-from jaxloss._linear import wide_dtype
 from jaxloss._logsumexp import softplus, softplus_where
 from jaxloss._sharding import divided
 from jaxloss._statistics import LOGSUMEXP, SUM, ByClass, Statistic, over_temperature
@@ -99,10 +98,9 @@ def supervised_contrastive_loss(
     _checks.choice("denominator", denominator, ("all", "negatives"))
     features, labels, valid = checked_rows_of_any_labels(features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features, labels)
-    anchors, compared, similarity = by_products(
+    anchors, compared, similarity, dtype = by_products(
         features, labels, valid, given, axis_name, normalize=normalize
     )
-    dtype = wide_dtype(*(rows.features for rows in (anchors, compared or anchors)))
     temperature = _checks.in_range("temperature", temperature, dtype, above=0)
     options: Any = {
         "params": jnp.asarray(temperature),

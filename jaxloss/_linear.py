@@ -98,7 +98,7 @@ def _scaled_inverse_norms(
     return InverseNorms(scale, jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squared))))
 
 
-def scaled(x: Float[Array, " ..."], *, axis: int = -1) -> Float[Array, " ..."]:
+def power_of_two_scale(x: Float[Array, " ..."], *, axis: int = -1) -> Float[Array, " ..."]:
     """Returns powers of two that bring the largest number of each vector near to 2^8.
 
     No square of a vector times this overflows or underflows, and a product with a low-precision
@@ -115,6 +115,21 @@ def inverse_norms_of_scaled(x: Float[Array, " ..."], *, axis: int = -1) -> Float
     squared = jnp.sum(x * x, axis=axis)
     zero = squared == 0  # False for NaN, so that NaN stays visible.
     return jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squared)))
+
+
+def tangential(
+    gradient: Float[Array, " ..."],
+    x: Float[Array, " ..."],
+    inverse_norms: Float[Array, " ..."],
+    *,
+    axis: int = -1,
+) -> Float[Array, " ..."]:
+    """Returns the part of a gradient across `x`, along which a unit vector does not change.
+
+    It is 0 for a zero vector. The inverse norms have an axis of length 1.
+    """
+    along = jnp.sum(x * gradient, axis=axis, keepdims=True) * inverse_norms**2
+    return jnp.where(inverse_norms == 0, 0, gradient - x * along)
 
 
 def l2_normalize(
@@ -341,7 +356,7 @@ def cosines(
         return product_with_columns(l2_normalize(rows, valid), units)
     # The norms come in after the product: a unit vector is not exact in a low dtype.
     rows = rows if valid is None else jnp.where(valid[:, None], rows, 0)
-    rows, columns = rows * scaled(rows), columns * scaled(columns, axis=0)
+    rows, columns = rows * power_of_two_scale(rows), columns * power_of_two_scale(columns, axis=0)
     of_rows = inverse_norms_of_scaled(rows)
     of_columns = inverse_norms_of_scaled(columns, axis=0)
     return product(rows, columns, low) * of_rows[:, None] * of_columns[None, :]

@@ -170,10 +170,10 @@ def multi_similarity_loss(
     """
     features, labels, valid = checked_rows("features", features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features)
-    anchors, compared, similarity = by_products(
+    anchors, compared, similarity, dtype = by_products(
         features, labels, valid, given, axis_name, normalize=normalize
     )
-    dtype, mask = wide_dtype(*(rows.features for rows in (anchors, compared or anchors))), None
+    mask = None
     alpha = _checks.in_range("positive_scale", positive_scale, dtype, above=0)
     beta = _checks.in_range("negative_scale", negative_scale, dtype, above=0)
     threshold = _checks.in_range("threshold", threshold, dtype)
@@ -222,8 +222,8 @@ def _mining_limits(
         block_size=block_size,
         axis_name=axis_name,
     )
-    margin = jnp.asarray(margin, hardest.positive.peak.dtype)
-    return ByClass(hardest.negative.peak + margin, -hardest.positive.peak - margin)
+    margin = jnp.asarray(margin, hardest.positive.value.dtype)
+    return ByClass(hardest.negative.value + margin, -hardest.positive.value - margin)
 
 
 def _hardness(
@@ -300,10 +300,9 @@ def circle_loss(
     """
     features, labels, valid = checked_rows("features", features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features)
-    anchors, compared, similarity = by_products(
+    anchors, compared, similarity, dtype = by_products(
         features, labels, valid, given, axis_name, normalize=normalize
     )
-    dtype = wide_dtype(*(rows.features for rows in (anchors, compared or anchors)))
     margin = _checks.in_range("margin", margin, dtype)
     scale = _checks.in_range("scale", scale, dtype, above=0)
     (sums,) = pair_statistics(

@@ -5,8 +5,11 @@ in float32. A product of two such numbers is exactly a float32 number. So a prod
 low-precision arrays, taken as they are, is what float32 arithmetic gives, in one pass.
 
 A float32 array meets a low-precision one as the sum of low-precision parts, with one pass for each:
-three for all of its bits, as a weight needs; two for 16 bits (22 with float16), as a cotangent
-needs. TPUs have such mixed products. Elsewhere, the parts are explicit.
+three for all of its bits, as a weight needs; two for 16 bits, as a cotangent needs. TPUs have such
+mixed products. Elsewhere, the parts are explicit, and of bfloat16, which has the range of float32.
+
+`product` is for JAX to differentiate. The other functions are for gradients that are written by
+hand, and take the rows in the dtype in which they are multiplied.
 
 Losses compute in float32. They say here which of their arrays are exact in a low dtype. On a CPU
 none is: it multiplies float32 numbers as fast.
@@ -45,7 +48,7 @@ def product(
 
     Args:
       a, b: float32 or float64.
-      low: In which low dtype a is exact, and in which b.
+      low: In which low dtype a is exact, and in which b. One that is not would be rounded.
     """
     return wide_product(a, b) if low == (None, None) else _low_product(low, a, b)
 
@@ -106,9 +109,11 @@ def exact_product(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=precision, preferred_element_type=jnp.float32)
 
 
-def compared(a: Float[Array, "n d"], b: Float[Array, "m d"]) -> Float[Array, "n m"]:
+def row_products(a: Float[Array, "n d"], b: Float[Array, "m d"]) -> Float[Array, "n m"]:
     """Returns `a @ b.T`. Rows of a low dtype are multiplied as they are, others with all bits."""
-    if a.dtype in _BITS and a.dtype == b.dtype:
+    if a.dtype not in _BITS and b.dtype not in _BITS:
+        return wide_product(a, b.T)
+    if a.dtype == b.dtype:
         return exact_product(a, b.T)
     if b.dtype in _BITS:
         return times(a.astype(jnp.float32), b.T, parts=3)

@@ -30,10 +30,10 @@ from jaxloss._linear import sizes_are_known, widen
 from jaxloss._logsumexp import Partial, softplus
 from jaxloss._products import (
     Low,
-    compared,
     low_dtypes,
     product,
     rounded,
+    row_products,
     split,
     times,
     wide_product,
@@ -164,7 +164,7 @@ def _class_logits(
         *comparable(labels, row_labels), row_valid, num_classes, block_size, axis_name
     )
     own_scale = None
-    if any(low):  # Only the rows as they are are exact, and some rows minus the center.
+    if any(low):  # A scale would not be exact in a low dtype, nor would every center.
         sides = ((anchors, valid, low[0]), (rows, row_valid, low[1]))
         center = exact_center(center, sides[: 1 if support is None else 2], axis_name)
         scale, own_scale = jnp.ones_like(scale), scale * scale
@@ -288,7 +288,7 @@ def _tile(
     is_padding = first + jnp.arange(tiles.size, dtype=jnp.int32) >= keys.num_classes
     present = ((sizes > 0) & ~is_padding)[None, :]
     is_own = keys.anchors[:, None] == classes[None, :]
-    products = compared(anchors, means) if any(tiles.low) else wide_product(anchors, means.T)
+    products = row_products(anchors, means)
     squared = squares[:, None] + jnp.sum(means * means, axis=1)[None, :] - 2 * products
     # Clamp the value only: a clamped gradient has wrong second derivatives.
     squared = squared + lax.stop_gradient(jnp.maximum(squared, 0) - squared)

@@ -43,6 +43,14 @@ class ByClass(NamedTuple):
     negative: Any
 
 
+class Largest(NamedTuple):
+    """The largest value of each anchor, and the reference that has it."""
+
+    value: Float[Array, " n"]
+    """-inf for no pair."""
+    position: Int32[Array, " n"]
+
+
 class Reduction(NamedTuple):
     """How the values of the pairs of an anchor become one number.
 
@@ -54,6 +62,7 @@ class Reduction(NamedTuple):
     axis; `positions` are those of its rows."""
     merge: Callable[[Partial, Partial], Partial]
     result: Callable[[Partial], Any]
+    """An array, or the `Largest`."""
     share: Callable[[Array, Array], Array]
     """`(values, peaks)` to the derivatives of the results, times the totals."""
     divides: bool
@@ -151,12 +160,12 @@ LOGSUMEXP = Reduction(
 MAX = Reduction(
     _reduce_max,
     _merge_max,
-    lambda state: state,
+    lambda state: Largest(*state),
     lambda values, peaks: jnp.zeros_like(values),
     divides=False,
     empty=lambda zeros: Partial(zeros - jnp.inf, zeros.astype(jnp.int32) + _NOWHERE),
 )
-"""The largest value, -inf for no pair, and its position, the first of equal ones. No gradient."""
+"""The first of the largest values, without a gradient."""
 SUM = Reduction(
     _reduce_sum,
     lambda a, b: Partial(a.peak, a.total + b.total),

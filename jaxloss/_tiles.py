@@ -115,13 +115,14 @@ from jaxloss._linear import (
     inverse_norms_of_scaled,
     l2_normalize,
     negative_squared_distances,
-    scaled,
+    power_of_two_scale,
     sizes_are_known,
+    tangential,
     wide_dtype,
     widen,
 )
 from jaxloss._logsumexp import Partial, or_zero
-from jaxloss._products import Low, compared, low_dtypes, nearest, rounded, times, wide_product
+from jaxloss._products import Low, low_dtypes, nearest, rounded, row_products, times, wide_product
 from jaxloss._statistics import MAX, ByClass, Params, Rows, Statistic
 
 Similarity: TypeAlias = Literal[
@@ -196,8 +197,7 @@ def largest(
     """Returns the largest `value(similarities, overlaps, ())` of each anchor, without a gradient.
 
     Returns:
-      For the own class and for the other classes a peak `[n]`, -inf for no pair, and the position
-      `[n]` of the reference, for `rows_at`. Of equal values it is the first.
+      For the own class and for the other classes a `Largest`. Of equal values it is the first.
     """
     anchors, references = lax.stop_gradient((anchors, references))
     options = (similarity, block_size, axis_name, None)
@@ -401,12 +401,18 @@ def by_products(
     axis_name: AxisName | None,
     *,
     normalize: bool,
-) -> tuple[Rows, Rows | None, Similarity]:
-    """Returns anchors and references to compare by cosines or products, and by which of them."""
+) -> tuple[Rows, Rows | None, Similarity, Any]:
+    """Returns anchors and references, by what they are compared, and the dtype of all else."""
     given = (features, labels, valid, references, axis_name)
-    if any(low_dtypes(features, features if references is None else references[0])):
-        return *anchors_and_references(*given), "cosine" if normalize else "product"
-    return *anchors_and_references(*given, normalize=normalize, load=True), "product"
+    dtype = wide_dtype(features, features if references is None else references[0])
+    if are_low(features, references):
+        return *anchors_and_references(*given), "cosine" if normalize else "product", dtype
+    return *anchors_and_references(*given, normalize=normalize, load=True), "product", dtype
+
+
+def are_low(features: Float[Array, "n d"], references: tuple[Array, Array, Array] | None) -> bool:
+    """Returns whether such rows, and what `reference_rows` returned, are multiplied as they are."""
+    return any(low_dtypes(features, features if references is None else references[0]))
 
 
 def _block_sizes(num_anchors: int, num_references: int, block_size: int | None) -> tuple[int, int]:
@@ -913,8 +919,8 @@ def _overlaps(
     (own_in, own_known), (other_in, other_known) = (
         ((targets > 0).astype(exact), (targets >= 0).astype(exact)) for targets in (own, other)
     )
-    both = compared(own_in, other_in)
-    sizes = compared(own_in, other_known) + compared(own_known, other_in)
+    both = row_products(own_in, other_in)
+    sizes = row_products(own_in, other_known) + row_products(own_known, other_in)
     return both / jnp.maximum(sizes - both, 1)
 
 
@@ -924,7 +930,7 @@ def _similarities(
     other: Float[Array, "b d"],
     norms: tuple[Float[Array, " a"], Float[Array, " b"]] | None,
 ) -> Float[Array, "a b"]:
-    products = compared(own, other) if plan.is_low else wide_product(own, other.T)
+    products = row_products(own, other)
     if norms is None:
         return products
     if plan.similarity in _OF_UNITS:
@@ -952,7 +958,7 @@ def _load(
         features = features - jnp.expand_dims(center.astype(plan.dtype), range(features.ndim - 1))
     features = jnp.where(rows.valid[..., None], features, 0)
     if plan.similarity in _OF_UNITS:
-        features = features * scaled(features)
+        features = features * power_of_two_scale(features)
     return features if low is None else features.astype(low)
 
 
@@ -1169,11 +1175,8 @@ def _feature_gradient(
         loaded = _load(plan, rows, center, low).astype(plan.dtype)
         products = 2 * (products - gradient.sums[..., None] * loaded)
     elif plan.similarity == "cosine":
-        # Along itself, a row changes in length only.
         loaded = _load(plan, rows, center, low).astype(plan.dtype)
-        inverse = inverse_norms_of_scaled(loaded)[..., None]
-        along = jnp.sum(loaded * products, axis=-1, keepdims=True) * inverse**2
-        products = jnp.where(inverse == 0, 0, products - loaded * along)
+        products = tangential(products, loaded, inverse_norms_of_scaled(loaded)[..., None])
         features = rows.features.astype(plan.dtype)
-        products = products * scaled(jnp.where(rows.valid[..., None], features, 0))
+        products = products * power_of_two_scale(jnp.where(rows.valid[..., None], features, 0))
     return products.astype(rows.features.dtype)

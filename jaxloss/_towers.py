@@ -31,11 +31,7 @@ from jaxloss._logsumexp import softplus
 from jaxloss._products import low_dtypes
 from jaxloss._sharding import divided
 from jaxloss._statistics import LOGSUMEXP, SOFTPLUS, ByClass, Rows, Statistic, over_temperature
-from jaxloss._tiles import (
-    pair_statistics,
-    statistics_in_both_directions,
-    weighted_sum,
-)
+from jaxloss._tiles import pair_statistics, statistics_in_both_directions, weighted_sum
 
 
 @divided()
@@ -246,7 +242,7 @@ def _towers(
     low = low_dtypes(queries, keys)
     queries, keys = widen(queries, keys)
     load = l2_normalize if normalize else zero_invalid
-    if any(low):  # Only the rows as they are are exact.
+    if any(low):  # Unit vectors would not be exact in a low dtype.
         similarities = jnp.sum(load(queries, valid) * load(keys[:number], valid), axis=1)
     else:
         queries, keys = load(queries, valid), load(keys, key_valid)

@@ -15,11 +15,10 @@ from jaxloss._batch import AxisName, Reduction, checked_rows, reduce, reference_
 from jaxloss._checks import Number
 from jaxloss._linear import sizes_are_known
 from jaxloss._logsumexp import softplus
-from jaxloss._products import low_dtypes
 from jaxloss._row_blocks import Pairs, over_row_blocks
 from jaxloss._sharding import divided
 from jaxloss._statistics import Rows
-from jaxloss._tiles import Similarity, anchors_and_references, centered, largest, rows_at
+from jaxloss._tiles import Similarity, anchors_and_references, are_low, centered, largest, rows_at
 
 _OF_UNITS: Similarity = "negative_squared_distance_of_units"
 Mining: TypeAlias = Literal["hard", "semihard", "all"]
@@ -113,7 +112,7 @@ def triplet_loss(
     )
     if mining == "hard":
         mined = (anchors, compared, "negative_squared_distance")
-        if any(low_dtypes(features, features if given is None else given[0])):
+        if are_low(features, given):
             rows = anchors_and_references(features, labels, valid, given, axis_name)
             mined = (*rows, _OF_UNITS if normalize else "negative_squared_distance")
         sums, counts, defined = _hard(rule, mined, anchors, compared, block_size, axis_name)
@@ -199,7 +198,7 @@ def _hard(
         block_size=block_size,
         axis_name=axis_name,
     )
-    defined = (hardest.positive.peak != -jnp.inf) & (hardest.negative.peak != -jnp.inf)
+    defined = (hardest.positive.value != -jnp.inf) & (hardest.negative.value != -jnp.inf)
     norms = jnp.sum(anchors.features**2, axis=1)
 
     def distance(positions: Int32[Array, " n"]) -> Float[Array, " n"]:
@@ -207,7 +206,7 @@ def _hard(
         steps = jnp.where(defined[:, None], anchors.features - rows, 0)
         return _distances(jnp.sum(steps**2, axis=1), norms, rule.squared)
 
-    gaps = distance(hardest.positive.total) - distance(hardest.negative.total)
+    gaps = distance(hardest.positive.position) - distance(hardest.negative.position)
     return _Triplets(rule.hinge(gaps + rule.margin), jnp.ones_like(gaps), defined)
 
 

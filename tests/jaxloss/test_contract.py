@@ -54,7 +54,6 @@ from tests.jaxloss.loss_table import (
 from tests.tolerances import FLOAT32, FLOAT64, rounded_to
 
 TILED = tuple(row for row in CASES if row.has_tiles)
-# `make long` has the other tiles in lower precision.
 OFTEN = LOSSES + TILES_OF_A_KIND
 HALF_OFTEN = tuple(row for row in ONE_OF_A_KIND if row.name in ("softmax", "nca", "direct_sum"))
 

@@ -140,7 +140,7 @@ def test_two_low_dtypes(platform):
     a, b = numbers(6, (5, 40), BFLOAT16), numbers(7, (3, 40), FLOAT16)
     for first, second in ((BFLOAT16, FLOAT16), (FLOAT16, BFLOAT16)):
         rows, others = (a, b) if first == BFLOAT16 else (b, a)
-        got = _products.compared(jnp.asarray(rows, first), jnp.asarray(others, second))
+        got = _products.row_products(jnp.asarray(rows, first), jnp.asarray(others, second))
         assert_close(widen(got), rows.astype(np.float64) @ others.T.astype(np.float64), FLOAT32)
 
 
