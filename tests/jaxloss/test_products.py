@@ -148,7 +148,10 @@ def test_two_low_dtypes(platform):
 
 
 COMPARED = tuple(row for row in LOSSES + TILED if not row.takes_logits)
-OFTEN = {"nca", "prototypical", "classifier", "nca_in_tiles"}
+OFTEN = {
+    *("nca", "prototypical", "classifier", "nca_in_tiles"),
+    *("supervised_contrastive", "classifier_angles_in_blocks"),  # Cosines.
+}
 
 
 def ways_and_rows() -> Iterator[Any]:
