@@ -168,7 +168,7 @@ def _labels(size: Size) -> np.ndarray:
     return np.random.default_rng(0).permutation(labels).astype(np.int32)
 
 
-def _bare_products(problem: Problem) -> tuple[Callable[..., Any], float]:
+def bare_products(problem: Problem) -> tuple[Callable[..., Any], float]:
     """The fewest products of the loss and its gradient, in one pass, and their 10¹² operations.
 
     The gradient of all pairs of a batch is one product, because the pairs are symmetric.
@@ -309,7 +309,7 @@ def _prepare(problem: Problem, pool: ThreadPoolExecutor, torch: Any) -> _Prepare
     shapes, dense = specs(problem), _dense(problem)
     programs = {
         OURS: pool.submit(jax_program, case.loss, shapes, case.differentiable),
-        BARE: pool.submit(jax_program, _bare_products(problem)[0], shapes, None),
+        BARE: pool.submit(jax_program, bare_products(problem)[0], shapes, None),
     }
     if dense is not None:
         programs[DENSE] = pool.submit(jax_program, dense, shapes, case.differentiable)
@@ -387,7 +387,7 @@ def _measure(prepared: _Prepared, torch: Any) -> None:
             row.megabytes[name] = 1e-6 * (cuda.max_memory_allocated() - in_use)
     row.milliseconds = _times(row, runs)
     if BARE in row.milliseconds:
-        row.teraflops = 1e3 * _bare_products(problem)[1] / row.milliseconds[BARE]
+        row.teraflops = 1e3 * bare_products(problem)[1] / row.milliseconds[BARE]
     _measure_errors(prepared, runs, programs, torch)
 
 
@@ -527,7 +527,8 @@ def _heading(command: str) -> list[str]:
     ]
 
 
-def _problem_cells(problem: Problem) -> list[str]:
+def problem_cells(problem: Problem) -> list[str]:
+    """The name, the size and the dtype, as tables have them."""
     sizes = problem.size if _has_classes(problem) else problem.size[:2]
     return [problem.name, " × ".join(f"{number:,}" for number in sizes), problem.dtype]
 
@@ -538,7 +539,7 @@ def _has_classes(problem: Problem) -> bool:
 
 def _time_table(rows: Sequence[Row]) -> list[str]:
     last = ["to best PyTorch", "to bare products", "bare products (TFLOP/s)"]
-    return _table(["loss", "size", "dtype", *TIMED, *last], [_time_cells(row) for row in rows])
+    return table_of(["loss", "size", "dtype", *TIMED, *last], [_time_cells(row) for row in rows])
 
 
 def _time_cells(row: Row) -> list[str]:
@@ -547,7 +548,7 @@ def _time_cells(row: Row) -> list[str]:
     best = min((times[name] for name in (COMPILED, EAGER) if name in times), default=None)
     ratios = [ours / other if ours and other else None for other in (best, times.get(BARE))]
     return [
-        *_problem_cells(row.problem),
+        *problem_cells(row.problem),
         *(row.failures.get(name) or _digits(times.get(name)) for name in TIMED),
         *map(_digits, (*ratios, row.teraflops or None)),
     ]
@@ -555,22 +556,22 @@ def _time_cells(row: Row) -> list[str]:
 
 def _memory_table(rows: Sequence[Row]) -> list[str]:
     cells = [
-        [*_problem_cells(row.problem), *(_digits(row.megabytes.get(name)) for name in WITH_MEMORY)]
+        [*problem_cells(row.problem), *(_digits(row.megabytes.get(name)) for name in WITH_MEMORY)]
         for row in rows
     ]
-    return _table(["loss", "size", "dtype", *WITH_MEMORY], cells)
+    return table_of(["loss", "size", "dtype", *WITH_MEMORY], cells)
 
 
 def _error_table(rows: Sequence[Row]) -> list[str]:
     cells = [
-        [*_problem_cells(row.problem), features, *(_error(errors.get(k)) for k in WITH_ERRORS)]
+        [*problem_cells(row.problem), features, *(_error(errors.get(k)) for k in WITH_ERRORS)]
         for row in rows
         for features, errors in row.errors.items()
     ]
-    return _table(["loss", "size", "dtype", "features", *WITH_ERRORS], cells)
+    return table_of(["loss", "size", "dtype", "features", *WITH_ERRORS], cells)
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """In Markdown; `reporting.markdown` needs a package that a GPU's machine may not have."""
     marks = [":--", *[":-:"] * (len(headings) - 1)]
     return [f"| {' | '.join(cells)} |" for cells in (headings, marks, *rows)]

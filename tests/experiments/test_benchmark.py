@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiments.__main__ import main
-from experiments.benchmark import accelerator, dense_forms, measure, run, solvers
+from experiments.benchmark import accelerator, cycles, dense_forms, measure, run, solvers
 from experiments.benchmark.cases import CASES, Size
 from experiments.benchmark.measure import TOLERANCE, disagreement, jax_form, torch_form
 from experiments.benchmark.package_forms import PACKAGE
@@ -171,7 +171,7 @@ def test_bare_products_in_parts(monkeypatch):
     """They need not hold all scores at once."""
     problems = [tiny("info_nce", "float32"), tiny("nca", "float32")]
     arrays = [accelerator.make_arrays(problem) for problem in problems]
-    runs = [accelerator._bare_products(problem)[0] for problem in problems]
+    runs = [accelerator.bare_products(problem)[0] for problem in problems]
     whole = [run(*some) for run, some in zip(runs, arrays, strict=True)]
     monkeypatch.setattr(accelerator, "_MOST_SCORES", 32 * 32 // 4)
     (of_keys, of_queries), (_, of_features) = [
@@ -199,3 +199,43 @@ except SystemExit as end:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--minutes" in done.stdout
+
+
+COMPILED = """\
+HloModule jit_f
+
+%fused_product (p: bf16[8,4], q: bf16[4,8]) -> f32[8,8] {
+  %p = bf16[8,4]{1,0} parameter(0)
+  ROOT %c = f32[8,8]{1,0} convolution(%p, %q), dim_labels=bf_io->bf
+}
+
+%cond (t: (s32[], f32[8,8])) -> pred[] {
+  %trips = s32[]{:T(128)} constant(3)
+  %t = (s32[], f32[8,8]{1,0:T(8,128)}) parameter(0)
+  %at = s32[]{:T(128)} get-tuple-element(%t), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%at, %trips), direction=LT
+}
+
+%body (t: (s32[], f32[8,8])) -> (s32[], f32[8,8]) {
+  %t = (s32[], f32[8,8]{1,0}) parameter(0)
+  %fusion.1 = f32[8,8]{1,0} fusion(%a, %b), kind=kOutput, calls=%fused_product, \
+metadata={op_name="jit(f)/while/body/dot_general"}, backend_config={"estimated_cycles":"500"}
+  ROOT %r = (s32[], f32[8,8]{1,0}) tuple(%i, %fusion.1)
+}
+
+ENTRY %main (x: f32[8,8]) -> f32[8,8] {
+  %while = (s32[], f32[8,8]{1,0:T(8,128)}) while(%t), condition=%cond, body=%body
+  ROOT %exp = f32[8,8]{1,0} fusion(%x), kind=kLoop, calls=%e, \
+backend_config={"estimated_cycles":"20"}
+}
+"""
+
+
+def test_cycles_are_added_up_over_the_trips_of_loops():
+    found = cycles.operations(COMPILED)
+    assert [(it.cycles, it.trips, it.is_product) for it in found] == [
+        (500, 3, True),
+        (20, 1, False),
+    ]
+    assert found[0].of == "jit(f)/while/body/dot_general"
+    assert cycles.total(found) == 1520

@@ -107,7 +107,8 @@ def test_class_folders_are_read_from_each_folder_of_the_set(dirs, name, own):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_missing_archive_says_which_files_go_where(dirs, name):
+def test_a_missing_archive_says_which_files_go_where(dirs, monkeypatch, tmp_path, name):
+    monkeypatch.setattr(mnist, "_DEBIAN", tmp_path / "no package")
     with pytest.raises(MissingArchiveError) as error:
         load_split(name, builders.split_names(name)[0], **dirs)
     message = str(error.value)
@@ -147,7 +148,7 @@ def test_rows_and_columns_of_the_mnist_family(dirs, monkeypatch, write):
 
 
 def test_the_files_of_debians_package_are_found_where_it_has_them(dirs, monkeypatch, tmp_path):
-    said = builders.describe("fashion_mnist", **dirs).missing
+    said = mnist.FashionMnist.instructions()
     assert "`apt-get install dataset-fashion-mnist`, found in /usr/share/datasets/fash" in said
     assert "--manual-dir ~/.keras/datasets" in said
     expected = many.fashion_mnist(tmp_path / "usr")
@@ -155,6 +156,19 @@ def test_the_files_of_debians_package_are_found_where_it_has_them(dirs, monkeypa
     found = builders.describe("fashion_mnist", **dirs).found
     assert [path.parent for path in found] == [tmp_path / "usr/fashion-mnist"] * 4
     _is_read(dirs, "fashion_mnist", expected)
+
+
+def test_files_of_ones_own_are_not_mixed_with_those_of_debians_package(dirs, monkeypatch, tmp_path):
+    many.fashion_mnist(tmp_path / "usr")
+    monkeypatch.setattr(mnist, "_DEBIAN", tmp_path / "usr/fashion-mnist")
+    own = dirs["manual_dir"] / "fashion-mnist"
+    own.mkdir(parents=True)
+    (own / "train-images-idx3-ubyte").write_bytes(b"damaged")
+    assert builders.describe("fashion_mnist", **dirs).missing
+    for file in (tmp_path / "usr/fashion-mnist").iterdir():
+        (own / file.stem).write_bytes(b"damaged")  # Without .gz.
+    found = builders.describe("fashion_mnist", **dirs).found
+    assert [path.parent for path in found] == [own] * 4
 
 
 def test_compression_is_seen_in_the_file_and_not_in_its_name(dirs):

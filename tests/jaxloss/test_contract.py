@@ -153,7 +153,7 @@ NUMBERS_OFTEN = tuple(
 
 
 WITH_NUMBERS = tuple(row for row in CASES if numbers_of(row))
-with_numbers = over(WITH_NUMBERS, often=NUMBERS_OFTEN)
+ONE_FORM_OF_EACH = tuple(row for row in LOSSES + TILES_OF_A_KIND if numbers_of(row))
 
 
 @cache
@@ -179,7 +179,7 @@ def by_numbers(row: LossRow, batch: Batch, numbers: dict[str, Any] | None = None
 
 
 @pytest.mark.slow
-@over(LOSSES + TILES_OF_A_KIND, often=NUMBERS_OFTEN)
+@over(ONE_FORM_OF_EACH, often=NUMBERS_OFTEN)
 def test_gradients_of_hyperparameters(row):
     """Those of every float option, traced, against the slope of the mean."""
     batch, numbers, step = make_batch(row, seed=3), numbers_of(row), 1e-6
@@ -193,9 +193,9 @@ def test_gradients_of_hyperparameters(row):
 
 
 @pytest.mark.slow
-@with_numbers
+@over(ONE_FORM_OF_EACH, often=NUMBERS_OFTEN)
 def test_rows_that_do_not_count_do_not_leak_into_hyperparameters(row):
-    how = ("where", "labels")[WITH_NUMBERS.index(row) % 2]
+    how = ("where", "labels")[ONE_FORM_OF_EACH.index(row) % 2]
     batch, rows, _ = without_rows(make_batch(row, seed=9, masked=False), how)
     numbers = numbers_of(row)
     value, gradients = by_numbers(row, batch)

@@ -6,14 +6,9 @@ import pytest
 from jax import export
 
 import jaxloss
-from tests.jaxloss.loss_table import CASES, RARELY_TESTED
+from tests.jaxloss.harness import over
+from tests.jaxloss.loss_table import LOSSES, TILES_OF_A_KIND
 from tests.tolerances import FLOAT32
-
-ROWS = [
-    pytest.param(row, id=row.name, marks=[] if row.name == "nca" else pytest.mark.long)
-    for row in CASES
-    if row.name not in RARELY_TESTED
-]
 
 
 def _of_rows(array, rows):
@@ -22,7 +17,7 @@ def _of_rows(array, rows):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-@pytest.mark.parametrize("row", ROWS)
+@over(LOSSES + TILES_OF_A_KIND, often=[row for row in LOSSES if row.name == "nca"])
 def test_loss_of_any_number_of_rows(row):
     (rows,) = export.symbolic_shape("b")
 

@@ -291,8 +291,10 @@ class FashionMnist(ClassificationBuilder):
 
     @classmethod
     def search_path(cls, manual_dir: Path, scratch: Path) -> SearchPath:
-        """The folders of the data set, and then that of Debian's package."""
+        """The folders of the data set or, where these have no file, that of Debian's package."""
         path = super().search_path(manual_dir, scratch)
+        if any(folder.is_dir() and any(folder.iterdir()) for folder in path.folders):
+            return path  # Of a file in each folder, none may be of the other.
         return dataclasses.replace(path, folders=(*path.folders, _DEBIAN))
 
 

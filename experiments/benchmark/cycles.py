@@ -1,0 +1,174 @@
+"""How long losses take on a TPU by the estimate of its compiler, which needs no TPU.
+
+Needs `pip install "jax[tpu]"`. The value and the gradients of a loss are compiled for one chip, and
+the cycles that the compiler estimates for each operation are added up, times the trips of its loop.
+It estimates none for kernels of Pallas. The Markdown table goes to the standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from experiments.benchmark.accelerator import (
+    BY_NAME,
+    PROBLEMS,
+    Problem,
+    bare_products,
+    problem_cells,
+    specs,
+    table_of,
+)
+
+
+class Operation(NamedTuple):
+    """An operation of a compiled program that runs by itself."""
+
+    name: str
+    of: str
+    """The JAX functions that it comes from."""
+    shape: str
+    cycles: int
+    trips: int
+    is_product: bool
+
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_OPERATION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_TRIPS = re.compile(r" s32\[\]\S* constant\((\d+)\)")
+_CALLED = re.compile(r"\b(body|condition|to_apply|calls)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_SOURCE = re.compile(r'op_name="([^"]*)"')
+
+
+def operations(program: str) -> list[Operation]:
+    """The operations of the text of a program compiled for a TPU, those in loops too.
+
+    Of the branches of a conditional, the longest counts.
+    """
+    bodies: dict[str, list[str]] = {}
+    entry, lines = "", []
+    for line in program.splitlines():
+        if found := _COMPUTATION.match(line):
+            lines = bodies.setdefault(found[1], [])
+            entry = found[1] if line.startswith("ENTRY") else entry
+        elif line.startswith(" "):
+            lines.append(line)
+
+    def holds_product(name: str) -> bool:
+        return any(
+            " convolution(" in line
+            or " dot(" in line
+            or any(holds_product(inner) for kind, inner in _CALLED.findall(line) if kind == "calls")
+            for line in bodies.get(name, ())
+        )
+
+    def walk(name: str, trips: int) -> Iterator[Operation]:
+        for line in bodies.get(name, ()):
+            found = _OPERATION.match(line)
+            if not found:
+                continue
+            operation, shape, kind = found.groups()
+            called = dict(_CALLED.findall(line))
+            if kind == "while":  # Of `lax.scan`: it counts from 0 to the only number.
+                (count,) = _TRIPS.findall("\n".join(bodies[called["condition"]]))
+                yield from walk(called["body"], trips * int(count))
+            elif kind == "conditional":
+                (branches,) = _BRANCHES.findall(line)
+                each = [list(walk(name.strip(" %"), trips)) for name in branches.split(",")]
+                yield from max(each, key=total)
+            elif kind == "call":
+                yield from walk(called["to_apply"], trips)
+            elif cycles := _CYCLES.search(line):
+                source = _SOURCE.search(line)
+                is_product = kind in ("convolution", "dot") or (
+                    "calls" in called and holds_product(called["calls"])
+                )
+                of = source[1] if source else ""
+                yield Operation(operation, of, shape, int(cycles[1]), trips, is_product)
+
+    return list(walk(entry, 1))
+
+
+def compiled_text(problem: Problem, device: Any, *, bare: bool = False) -> str:
+    """The program of value and gradients, or of the bare products, for a device of a topology."""
+    case = BY_NAME[problem.name]
+    function = jax.value_and_grad(case.loss, argnums=case.differentiable)
+    if bare:
+        function = bare_products(problem)[0]
+    place = jax.sharding.SingleDeviceSharding(device)
+    arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for x in specs(problem)]
+    # The losses choose products and the sizes of tiles for the default device.
+    with jax.default_device(device):
+        return jax.jit(function).lower(*arrays).compile().as_text() or ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compiles the losses one by one, prints a table."""
+    parser = argparse.ArgumentParser("python -m experiments.benchmark.cycles", description=__doc__)
+    names = list(dict.fromkeys(problem.name for problem in PROBLEMS))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--topology", default="v5e:2x2", help="of which one chip is used")
+    parser.add_argument(
+        "--operations", type=int, default=0, help="so many of the longest are listed below"
+    )
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names).difference(names):
+        parser.error(f"unknown loss {sorted(unknown)[0]!r}; choose from {', '.join(names)}")
+
+    # No TPU is used, so several commands may compile at once.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=options.topology)
+    rows, listed = [], []
+    for problem in PROBLEMS:
+        n, _, C = problem.size
+        if problem.dtype != options.dtype or not 4_096 <= n <= 8_192 or C > 100_000:
+            continue
+        if problem.name not in (options.names or names):
+            continue
+        print(problem.name, file=sys.stderr, flush=True)
+        found = operations(compiled_text(problem, topology.devices[0]))
+        bare = operations(compiled_text(problem, topology.devices[0], bare=True))
+        products = total(it for it in found if it.is_product)
+        rows.append((problem, total(found), products, total(bare)))
+        listed += ["", f"{problem.name}:", ""]
+        for it in sorted(found, key=lambda it: -it.cycles * it.trips)[: options.operations]:
+            times = f"{it.cycles * it.trips / 1e6:.3f} = {it.trips} × {it.cycles:,}"
+            listed.append(f"- {times}: {it.shape} {it.of}")
+
+    print(*lines_of(rows), *(listed if options.operations else ()), sep="\n")
+    return 0
+
+
+def total(operations: Iterable[Operation]) -> int:
+    """Cycles."""
+    return sum(it.cycles * it.trips for it in operations)
+
+
+def lines_of(rows: Sequence[tuple[Problem, int, int, int]]) -> list[str]:
+    """The table, in million cycles."""
+    return table_of(
+        ["loss", "size", "dtype", "jaxloss", "in products", "bare products", "ratio"],
+        [
+            (
+                *problem_cells(problem),
+                *(f"{x / 1e6:.2f}" for x in (found, products, bare)),
+                f"{found / bare:.1f}",
+            )
+            for problem, found, products, bare in rows
+        ],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
