@@ -19,7 +19,13 @@ from jaxloss._batch import (
 from jaxloss._checks import Number
 from jaxloss._logsumexp import softplus, softplus_where
 from jaxloss._sharding import divided
-from jaxloss._statistics import LOGSUMEXP, SUM, ByClass, Statistic, over_temperature
+from jaxloss._statistics import (
+    SUM,
+    ByClass,
+    Statistic,
+    logsumexp_of_cosines,
+    over_temperature,
+)
 from jaxloss._tiles import by_products, pair_statistics, statistics_in_two_stages
 
 
@@ -110,7 +116,7 @@ def supervised_contrastive_loss(
         "block_size": block_size,
         "axis_name": axis_name,
     }
-    logits = Statistic(LOGSUMEXP, over_temperature)
+    logits = Statistic(logsumexp_of_cosines(temperature, normalize), over_temperature)
     if denominator == "all":
         sums, weights, weighted = pair_statistics(
             (logits, Statistic(SUM, _overlap), Statistic(SUM, _weighted_logit)), **options

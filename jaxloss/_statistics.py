@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss import _logsumexp
+from jaxloss._checks import Number
 from jaxloss._logsumexp import Partial, finite_from_below, softplus
 
 Params: TypeAlias = Any
@@ -65,6 +67,8 @@ class Reduction(NamedTuple):
     """An array, or the `Largest`."""
     share: Callable[[Array, Array], Array]
     """`(values, peaks)` to the derivatives of the results, times the totals."""
+    has_peaks: bool
+    """Whether `share` depends on the peaks."""
     divides: bool
     """Whether derivatives are divided by the totals."""
     empty: Callable[[Array], Partial]
@@ -148,11 +152,24 @@ def _reduce_softplus(
     return tuple(map(reduce, masks))
 
 
+def _reduce_exponentials(
+    values: Array, masks: tuple[Array, ...], axis: int, _positions: Array
+) -> tuple[Partial, ...]:
+    exponentials = jnp.exp(values)
+
+    def reduce(mask: Array) -> Partial:
+        total = jnp.sum(jnp.where(mask, exponentials, 0), axis=axis)
+        return Partial(jnp.zeros_like(total), total)
+
+    return tuple(map(reduce, masks))
+
+
 LOGSUMEXP = Reduction(
     _reduce_logsumexp,
     _logsumexp.merge,
     _logsumexp.result,
     lambda values, peaks: jnp.exp(values - peaks),
+    has_peaks=True,
     divides=True,
     empty=lambda zeros: Partial(zeros - jnp.inf, zeros),
 )
@@ -162,6 +179,7 @@ MAX = Reduction(
     _merge_max,
     lambda state: Largest(*state),
     lambda values, peaks: jnp.zeros_like(values),
+    has_peaks=False,
     divides=False,
     empty=lambda zeros: Partial(zeros - jnp.inf, zeros.astype(jnp.int32) + _NOWHERE),
 )
@@ -171,6 +189,7 @@ SUM = Reduction(
     lambda a, b: Partial(a.peak, a.total + b.total),
     lambda state: state.total,
     lambda values, peaks: jnp.ones_like(values),
+    has_peaks=False,
     divides=False,
     empty=lambda zeros: Partial(zeros, zeros),
 )
@@ -181,10 +200,31 @@ SOFTPLUS = Reduction(
     SUM.merge,
     SUM.result,
     lambda values, peaks: lax.logistic(values),
+    has_peaks=False,
     divides=False,
     empty=SUM.empty,
 )
 """`Σ log(1 + e^v)`; 0 for no pair."""
+
+BOUNDED_LOGSUMEXP = Reduction(
+    _reduce_exponentials,
+    SUM.merge,
+    lambda state: jnp.log(state.total),
+    lambda values, peaks: jnp.exp(values),
+    has_peaks=False,
+    divides=True,
+    empty=SUM.empty,
+)
+"""`LOGSUMEXP` of values between -40 and 40: no sum of their exponentials overflows or underflows.
+
+A pair has the same exponential for both of its sides, and no maximum is needed before it.
+"""
+
+
+def logsumexp_of_cosines(temperature: Number, normalize: bool) -> Reduction:
+    """Returns the log-sum-exp for cosines, or inner products, that are divided by a temperature."""
+    is_known = not isinstance(temperature, jax.Array)
+    return BOUNDED_LOGSUMEXP if normalize and is_known and temperature >= 1 / 40 else LOGSUMEXP
 
 
 def over_temperature(

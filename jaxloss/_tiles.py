@@ -22,7 +22,7 @@ pairs that depends on them. With the log-sum-exp c of the negatives, for example
 ============  ===========  ================  =====================================
 reduction     p            t                 merged
 ============  ===========  ================  =====================================
-`LOGSUMEXP`   `max_j v`    `Σ_j e^(v − p)`   as in `_logsumexp`
+`LOGSUMEXP`   `max_j v`    `Σ_j e^(v − p)`   as in `_logsumexp`; of cosines p is 0
 `MAX`         `max_j v`    its position      larger p; its t, or the smaller of both
 `SUM`         0            `Σ_j v`           the sum of t
 `SOFTPLUS`    0            `Σ log(1 + e^v)`  the sum of t
@@ -1137,7 +1137,9 @@ def _shares(
         return jnp.where(tile.positives, expand(positive), expand(negative))
 
     used = _used(statistic, tile, axis, params)
-    peaks = select(factors.positive.peak, factors.negative.peak)
+    peaks: Any = 0  # The same for both sides of a tile: XLA then computes one share.
+    if statistic.reduction.has_peaks:
+        peaks = select(factors.positive.peak, factors.negative.peak)
     factor = select(factors.positive.total, factors.negative.total)
     share = statistic.reduction.share(jnp.where(used, values, peaks), peaks)
     return jnp.where(used, factor * share, 0)

@@ -30,7 +30,14 @@ from jaxloss._linear import l2_normalize, widen
 from jaxloss._logsumexp import softplus
 from jaxloss._products import low_dtypes
 from jaxloss._sharding import divided
-from jaxloss._statistics import LOGSUMEXP, SOFTPLUS, ByClass, Rows, Statistic, over_temperature
+from jaxloss._statistics import (
+    SOFTPLUS,
+    ByClass,
+    Rows,
+    Statistic,
+    logsumexp_of_cosines,
+    over_temperature,
+)
 from jaxloss._tiles import pair_statistics, statistics_in_both_directions, weighted_sum
 
 
@@ -101,10 +108,12 @@ def info_nce_loss(
     """
     towers = _towers(queries, keys, ids, key_where, where, normalize, axis_name)
     dtype = towers.similarities.dtype
-    temperature = jnp.asarray(_checks.in_range("temperature", temperature, dtype, above=0), dtype)
+    temperature = _checks.in_range("temperature", temperature, dtype, above=0)
+    logsumexp = logsumexp_of_cosines(temperature, normalize)
+    temperature = jnp.asarray(temperature, dtype)
     own = towers.similarities / temperature
 
-    negatives = Statistic(LOGSUMEXP, over_temperature, negatives_only=True)
+    negatives = Statistic(logsumexp, over_temperature, negatives_only=True)
     arguments = (negatives,), temperature, towers.queries, towers.keys
     options: Any = {**towers.options, "block_size": block_size, "axis_name": axis_name}
 
