@@ -117,6 +117,22 @@ def inverse_norms_of_scaled(x: Float[Array, " ..."], *, axis: int = -1) -> Float
     return jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squared)))
 
 
+def power_of_two_scaled(rows: Float[Array, "n d"], valid: Bool[Array, " n"]) -> Float[Array, "n d"]:
+    """Returns low-precision rows times powers of two, so that no square over- or underflows.
+
+    They are exact, and as they are if that is so for all valid ones.
+    """
+    squared = jnp.sum(rows.astype(jnp.float32) ** 2, axis=1)
+    usual = (squared > 2.0**-60) & (squared < 2.0**60)  # False for NaN, and for a zero vector.
+
+    def careful(rows: Array) -> Array:
+        wide = rows.astype(jnp.float32)
+        scale = jnp.where(usual[:, None], 1, power_of_two_scale(wide))
+        return (wide * scale).astype(rows.dtype)
+
+    return lax.cond(jnp.all(usual | ~valid), lambda rows: rows, careful, rows)
+
+
 def tangential(
     gradient: Float[Array, " ..."],
     x: Float[Array, " ..."],
@@ -126,10 +142,9 @@ def tangential(
 ) -> Float[Array, " ..."]:
     """Returns the part of a gradient across `x`, along which a unit vector does not change.
 
-    It is 0 for a zero vector. The inverse norms have an axis of length 1.
+    The inverse norms have an axis of length 1. For a zero vector, the gradient has to be 0.
     """
-    along = jnp.sum(x * gradient, axis=axis, keepdims=True) * inverse_norms**2
-    return jnp.where(inverse_norms == 0, 0, gradient - x * along)
+    return gradient - x * (jnp.sum(x * gradient, axis=axis, keepdims=True) * inverse_norms**2)
 
 
 def l2_normalize(

@@ -115,21 +115,30 @@ from jaxloss._linear import (
     inverse_norms_of_scaled,
     l2_normalize,
     negative_squared_distances,
-    power_of_two_scale,
+    power_of_two_scaled,
     sizes_are_known,
     tangential,
     wide_dtype,
     widen,
 )
 from jaxloss._logsumexp import Partial, or_zero
-from jaxloss._products import Low, low_dtypes, nearest, rounded, row_products, times, wide_product
+from jaxloss._products import (
+    Low,
+    low_dtypes,
+    nearest,
+    rounded,
+    row_products,
+    times,
+    wide_product,
+)
 from jaxloss._statistics import MAX, ByClass, Params, Rows, Statistic
 
 Similarity: TypeAlias = Literal[
     "product", "cosine", "negative_squared_distance", "negative_squared_distance_of_units"
 ]
-"""Cosines, and distances of unit vectors, are those of low-precision rows. Of others, unit vectors
-have them as products and distances. Distances of unit vectors have no gradient here."""
+"""Cosines, and distances of unit vectors, are those of low-precision rows of which no square over-
+or underflows. Of others, unit vectors have them as products and distances. Distances of unit
+vectors have no gradient here."""
 _OF_UNITS = ("cosine", "negative_squared_distance_of_units")
 GATHERED_BYTES = 2**24
 """References of all devices are gathered up to this size; larger ones are passed around a ring."""
@@ -405,9 +414,19 @@ def by_products(
     """Returns anchors and references, by what they are compared, and the dtype of all else."""
     given = (features, labels, valid, references, axis_name)
     dtype = wide_dtype(features, features if references is None else references[0])
-    if are_low(features, references):
-        return *anchors_and_references(*given), "cosine" if normalize else "product", dtype
-    return *anchors_and_references(*given, normalize=normalize, load=True), "product", dtype
+    if not are_low(features, references):
+        return *anchors_and_references(*given, normalize=normalize, load=True), "product", dtype
+    rows = anchors_and_references(*given)
+    return (*scaled(*rows), "cosine", dtype) if normalize else (*rows, "product", dtype)
+
+
+def scaled(anchors: Rows, references: Rows | None) -> tuple[Rows, Rows | None]:
+    """Returns low-precision rows whose unit vectors are compared."""
+
+    def of(rows: Rows) -> Rows:
+        return rows._replace(features=power_of_two_scaled(rows.features, rows.valid))
+
+    return of(anchors), None if references is None else of(references)
 
 
 def are_low(features: Float[Array, "n d"], references: tuple[Array, Array, Array] | None) -> bool:
@@ -513,7 +532,7 @@ def _forward(
 
     The similarities of an only tile are used if they are known.
     """
-    own, others = _sides(plan, center, anchors, references)
+    own, others = sides = _sides(plan, center, anchors, references)
 
     def visit(
         block: _Side | None, own: _Side, states: _States, i: Index, j: Index, part: Part
@@ -553,13 +572,14 @@ def _forward(
             for statistic, parts in zip(plan.statistics, state, strict=True)
         )
 
-    return tuple(map(results, states)), (params, center, anchors, references, states, kept)
+    residuals = (params, center, anchors, references, sides, states, kept)
+    return tuple(map(results, states)), residuals
 
 
 def _backward(plan: _Plan, residuals: Any, cotangents: Any) -> Any:
-    params, center, anchors, references, states, kept = residuals
+    params, center, anchors, references, sides, states, kept = residuals
     factors, of_references = map(partial(_factors, plan), states, cotangents)
-    own, others = _sides(plan, center, anchors, references)
+    own, others = sides
 
     def visit(
         block: _Side | None,
@@ -591,7 +611,7 @@ def _backward(plan: _Plan, residuals: Any, cotangents: Any) -> Any:
         (gradients, *_), _ = lax.scan(step, carry, length=axis_size(plan.axis_name))
     else:
         gradients = _each_tile(partial(visit, others, of_references), gradients, own, others)
-    d_rows = _row_gradients(plan, center, gradients, anchors, references)
+    d_rows = _row_gradients(plan, center, gradients, anchors, references, sides)
     return (gradients[1].params, None, *d_rows)
 
 
@@ -650,7 +670,8 @@ def _weighted_forward(
         carry = _each_tile(partial(visit, others), carry, own, others)  # pyright: ignore
     (((state,), of_anchors), rest) = carry
     sums = state.negative.total
-    d_rows = _row_gradients(plan, center, (of_anchors, rest), anchors, references)
+    gradients = (of_anchors, rest)
+    d_rows = _row_gradients(plan, center, gradients, anchors, references, (side, others))
     return jnp.sum(weights * sums), (rest.params, None, *d_rows, sums)
 
 
@@ -690,12 +711,13 @@ def _two_stages_forward(
     (results, _), (*_, (state, _), kept) = _forward(plan, params, center, anchors, references)
     anchors = anchors._replace(given=between(results))
     plan = plan._replace(statistics=(*second, *map(_slope, second)))
-    (later, _), (*_, (later_state, _), _) = _forward(
+    (later, _), (*_, sides, (later_state, _), _) = _forward(
         plan, params, center, anchors, references, kept
     )
     later, slopes = later[: len(second)], later[len(second) :]
     states = ((*state, *later_state[: len(second)]), None)
-    return (results, later), (params, center, anchors, references, states, kept, results, slopes)
+    residuals = (params, center, anchors, references, sides, states, kept, results, slopes)
+    return (results, later), residuals
 
 
 def _two_stages_backward(
@@ -847,14 +869,17 @@ def _add_at(blocks: Any, i: Index, block: Any) -> Any:
 
 
 def _side(plan: _Plan, center: Float[Array, " d"] | None, rows: Rows, low: Low) -> _Side:
-    if plan.is_low:  # Once, for all tiles.
-        rows = rows._replace(features=_load(plan, rows, center, low))
-    if plan.similarity == "product":
+    """Returns rows in blocks as all tiles need them. Low-precision ones are loaded once."""
+    if plan.similarity == "product" and not plan.is_low:
         return _Side(rows, None)
-    loaded = rows.features.astype(plan.dtype) if plan.is_low else _load(plan, rows, center, low)
+    features, norms = _load(plan, rows, center), None
     if plan.similarity in _OF_UNITS:
-        return _Side(rows, inverse_norms_of_scaled(loaded))
-    return _Side(rows, jnp.sum(loaded**2, axis=-1))
+        norms = inverse_norms_of_scaled(features)
+    elif plan.similarity != "product":
+        norms = jnp.sum(features**2, axis=-1)
+    if plan.is_low:
+        rows = rows._replace(features=features if low is None else features.astype(low))
+    return _Side(rows, norms)
 
 
 def _sides(
@@ -895,7 +920,7 @@ def _tile(
     used = a.valid[:, None] & b.valid[None, :] & (a.positions[:, None] != b.positions[None, :])
     own, other = a.features, b.features
     if not plan.is_low:
-        own, other = _load(plan, a, center, None), _load(plan, b, center, None)
+        own, other = _load(plan, a, center), _load(plan, b, center)
     norms = None if norms_a is None or norms_b is None else (norms_a, norms_b)
     if similarities is None:
         similarities = _similarities(plan, own, other, norms)
@@ -944,22 +969,17 @@ def _similarities(
     return lax.optimization_barrier(similarities) if on_cpu() else similarities
 
 
-def _load(
-    plan: _Plan, rows: Rows, center: Float[Array, " d"] | None, low: Low
-) -> Float[Array, " *k a d"]:
-    """Returns what is multiplied: features with zeros in the invalid rows, relative to the center.
+def _load(plan: _Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[Array, " *k a d"]:
+    """Returns the features with zeros in the invalid rows, relative to the center.
 
-    Wide ones of products have the zeros already. Low-precision ones stay exact.
+    Wide ones of products have the zeros already.
     """
-    if plan.similarity == "product" and not plan.is_low:
-        return rows.features.astype(plan.dtype)
     features = rows.features.astype(plan.dtype)
+    if plan.similarity == "product" and not plan.is_low:
+        return features
     if center is not None:
         features = features - jnp.expand_dims(center.astype(plan.dtype), range(features.ndim - 1))
-    features = jnp.where(rows.valid[..., None], features, 0)
-    if plan.similarity in _OF_UNITS:
-        features = features * power_of_two_scale(features)
-    return features if low is None else features.astype(low)
+    return jnp.where(rows.valid[..., None], features, 0)
 
 
 def _nothing(plan: _Plan, rows: Rows) -> _State:
@@ -1069,19 +1089,34 @@ def _add_gradients(
     # The sums are those of what is multiplied: a large mean of the rows then cancels.
     d_tile = rounded(d_tile, plan.low[0] or plan.low[1])
 
-    def add(blocks: _RowGradient, k: Index, products: Array, axis: int) -> _RowGradient:
-        sums = None if blocks.sums is None else jnp.sum(d_tile, axis=axis)
-        return _add_at(blocks, k, _RowGradient(products, sums))
+    def add(blocks: _RowGradient, k: Index, rows: Array, axis: int) -> _RowGradient:
+        with_sums = blocks.sums is not None
+        return _add_at(blocks, k, _tile_times_rows(d_tile, rows, axis, with_sums, plan.is_low))
 
-    d_anchors = add(own.rows, i, times(d_tile, tile.references), 1)
+    d_anchors = add(own.rows, i, tile.references, 1)
     d_references = others.references
-    if part != "diagonal":
-        products = _product_of_transpose(d_tile, tile.anchors)
-        if part != "rectangle":
-            d_anchors = add(d_anchors, j, products, 0)
-        elif d_references is not None:
-            d_references = add(d_references, j, products, 0)
+    if part == "lower":
+        d_anchors = add(d_anchors, j, tile.anchors, 0)
+    elif part == "rectangle" and d_references is not None:
+        d_references = add(d_references, j, tile.anchors, 0)
     return _OfAnchors(d_anchors, given), _OfOthers(d_params, d_references)
+
+
+def _tile_times_rows(
+    d_tile: Float[Array, "a b"],
+    rows: Float[Array, "_ d"],
+    axis: int,
+    with_sums: bool,
+    is_low: bool,
+) -> _RowGradient:
+    """Returns `D X` for the axis 1, and `Dᵀ X` for the axis 0, with the sums of D along it."""
+    if with_sums and is_low:  # A matrix unit adds up faster than all else, by columns of ones.
+        rows = jnp.concatenate([rows, jnp.ones_like(rows, shape=(rows.shape[0], 8))], axis=1)
+        products = times(d_tile if axis == 1 else d_tile.T, rows)
+        return _RowGradient(products[:, :-8], products[:, -1])
+    sums = jnp.sum(d_tile, axis=axis) if with_sums else None
+    products = times(d_tile, rows) if axis == 1 else _product_of_transpose(d_tile, rows)
+    return _RowGradient(products, sums)
 
 
 def _product_of_transpose(a: Float[Array, "a b"], rows: Float[Array, "a d"]) -> Float[Array, "b d"]:
@@ -1151,34 +1186,32 @@ def _row_gradients(
     gradients: _Gradients,
     anchors: Rows,
     references: Rows | None,
+    sides: tuple[_Side, _Side | None],
 ) -> tuple[Any, Any]:
     """Returns the gradients of anchors and of references."""
     of_anchors, rest = gradients
 
     def of_rows(
-        gradient: _RowGradient | None, rows: Rows | None, low: Low, given: Any = None
+        gradient: _RowGradient | None, rows: Rows | None, side: _Side | None, given: Any = None
     ) -> Any:
-        if gradient is None or rows is None:
+        if gradient is None or rows is None or side is None:
             return None
-        d_features = _feature_gradient(plan, center, gradient, rows, low)
+        loaded = side.rows.features if plan.is_low else _load(plan, rows, center)
+        d_features = _feature_gradient(plan, gradient, loaded.astype(plan.dtype), side)
+        d_features = d_features.astype(rows.features.dtype)
         return Rows(d_features, None, None, None, given)  # pyright: ignore
 
     return (
-        of_rows(of_anchors.rows, anchors, plan.low[0], of_anchors.given),
-        of_rows(rest.references, references, plan.low[1]),
+        of_rows(of_anchors.rows, anchors, sides[0], of_anchors.given),
+        of_rows(rest.references, references, sides[1]),
     )
 
 
 def _feature_gradient(
-    plan: _Plan, center: Float[Array, " d"] | None, gradient: _RowGradient, rows: Rows, low: Low
+    plan: _Plan, gradient: _RowGradient, loaded: Float[Array, "k a d"], side: _Side
 ) -> Float[Array, "k a d"]:
-    products = gradient.products
     if gradient.sums is not None:
-        loaded = _load(plan, rows, center, low).astype(plan.dtype)
-        products = 2 * (products - gradient.sums[..., None] * loaded)
-    elif plan.similarity == "cosine":
-        loaded = _load(plan, rows, center, low).astype(plan.dtype)
-        products = tangential(products, loaded, inverse_norms_of_scaled(loaded)[..., None])
-        features = rows.features.astype(plan.dtype)
-        products = products * power_of_two_scale(jnp.where(rows.valid[..., None], features, 0))
-    return products.astype(rows.features.dtype)
+        return 2 * (gradient.products - gradient.sums[..., None] * loaded)
+    if side.norms is not None:
+        return tangential(gradient.products, loaded, side.norms[..., None])
+    return gradient.products

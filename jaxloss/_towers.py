@@ -26,7 +26,7 @@ from jaxloss._batch import (
     zero_invalid,
 )
 from jaxloss._checks import Number
-from jaxloss._linear import l2_normalize, widen
+from jaxloss._linear import inverse_norms_of_scaled, l2_normalize, power_of_two_scaled, widen
 from jaxloss._logsumexp import softplus
 from jaxloss._products import low_dtypes
 from jaxloss._sharding import divided
@@ -249,13 +249,23 @@ def _towers(
     no_label = jnp.full(num_keys - number, -1).astype(labels.dtype)
 
     low = low_dtypes(queries, keys)
-    queries, keys = widen(queries, keys)
-    load = l2_normalize if normalize else zero_invalid
-    if any(low):  # Unit vectors would not be exact in a low dtype.
-        similarities = jnp.sum(load(queries, valid) * load(keys[:number], valid), axis=1)
+    if any(low) and normalize:  # Unit vectors would not be exact in a low dtype.
+        queries, keys = widen(
+            *(
+                power_of_two_scaled(rows, its_valid)
+                for rows, its_valid in ((queries, valid), (keys, key_valid))
+            )
+        )
+        own, other = zero_invalid(queries, valid), zero_invalid(keys[:number], valid)
+        norms = inverse_norms_of_scaled(own) * inverse_norms_of_scaled(other)
+        similarities = jnp.sum(own * other, axis=1) * norms
     else:
-        queries, keys = load(queries, valid), load(keys, key_valid)
-        similarities = jnp.sum(queries * keys[:number], axis=1)
+        load = l2_normalize if normalize else zero_invalid
+        queries, keys = widen(queries, keys)
+        loaded = load(queries, valid), load(keys, key_valid)
+        similarities = jnp.sum(loaded[0] * loaded[1][:number], axis=1)
+        if not any(low):
+            queries, keys = loaded
     return _Towers(
         # Different positions, because no row of one tower is a row of the other.
         Rows(queries, labels, valid, jnp.zeros_like(labels, jnp.int32)),

@@ -18,7 +18,15 @@ from jaxloss._logsumexp import softplus
 from jaxloss._row_blocks import Pairs, over_row_blocks
 from jaxloss._sharding import divided
 from jaxloss._statistics import Rows
-from jaxloss._tiles import Similarity, anchors_and_references, are_low, centered, largest, rows_at
+from jaxloss._tiles import (
+    Similarity,
+    anchors_and_references,
+    are_low,
+    centered,
+    largest,
+    rows_at,
+    scaled,
+)
 
 _OF_UNITS: Similarity = "negative_squared_distance_of_units"
 Mining: TypeAlias = Literal["hard", "semihard", "all"]
@@ -114,7 +122,7 @@ def triplet_loss(
         mined = (anchors, compared, "negative_squared_distance")
         if are_low(features, given):
             rows = anchors_and_references(features, labels, valid, given, axis_name)
-            mined = (*rows, _OF_UNITS if normalize else "negative_squared_distance")
+            mined = (*scaled(*rows), _OF_UNITS) if normalize else (*rows, mined[2])
         sums, counts, defined = _hard(rule, mined, anchors, compared, block_size, axis_name)
     else:
         triplets = _all_soft if soft and mining == "all" else _MININGS[mining]

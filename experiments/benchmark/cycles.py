@@ -52,7 +52,7 @@ _SOURCE = re.compile(r'op_name="([^"]*)"')
 def operations(program: str) -> list[Operation]:
     """The operations of the text of a program compiled for a TPU, those in loops too.
 
-    Of the branches of a conditional, the longest counts.
+    Of the branches of a conditional, the shortest counts: the other one is for rare numbers.
     """
     bodies: dict[str, list[str]] = {}
     entry, lines = "", []
@@ -84,7 +84,7 @@ def operations(program: str) -> list[Operation]:
             elif kind == "conditional":
                 (branches,) = _BRANCHES.findall(line)
                 each = [list(walk(name.strip(" %"), trips)) for name in branches.split(",")]
-                yield from max(each, key=total)
+                yield from min(each, key=total)
             elif kind == "call":
                 yield from walk(called["to_apply"], trips)
             elif cycles := _CYCLES.search(line):
