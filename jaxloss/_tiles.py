@@ -88,6 +88,7 @@ and in the backward pass its gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -348,7 +349,7 @@ def _directions(
     anchors = anchors._replace(given=given)
     params, anchors, references, weights = vary_alike((params, anchors, references, weights))
     shapes = anchors.labels.shape[0], counterpart.labels.shape[0]
-    sizes = _block_sizes(*shapes, block_size)
+    sizes = _block_sizes(*shapes, block_size, symmetric=references is None)
     anchors = _blocks(anchors, sizes[0])
     references = None if references is None else _blocks(references, sizes[1])
     plan = _Plan(statistics, similarity, dtype, ring, of_references, (lows[0], lows[-1]))
@@ -434,17 +435,20 @@ def are_low(features: Float[Array, "n d"], references: tuple[Array, Array, Array
     return any(low_dtypes(features, features if references is None else references[0]))
 
 
-def _block_sizes(num_anchors: int, num_references: int, block_size: int | None) -> tuple[int, int]:
+def _block_sizes(
+    num_anchors: int, num_references: int, block_size: int | None, *, symmetric: bool
+) -> tuple[int, int]:
     """Returns the numbers of anchors and of references in a tile."""
     if not sizes_are_known(num_anchors, num_references):  # The number of tiles must be known.
         return max(num_anchors, 1), max(num_references, 1)
     if block_size is not None:
         return min(block_size, max(num_anchors, 1)), min(block_size, max(num_references, 1))
-    # Small tiles stay in the caches of a CPU. Accelerators need large ones to be busy.
-    largest = 2**10 if on_cpu() else 2**12
-    if num_anchors * num_references <= largest**2:
+    # Small tiles stay in the caches of a CPU. Accelerators need large ones to be busy; the more
+    # anchors one has, the less often their gradients are read and written.
+    largest = (2**10, 2**10) if on_cpu() else (2**12, 2**12) if symmetric else (2**13, 2**11)
+    if num_anchors * num_references <= math.prod(largest):
         return max(num_anchors, 1), max(num_references, 1)
-    return _even_size(num_anchors, largest), _even_size(num_references, largest)
+    return _even_size(num_anchors, largest[0]), _even_size(num_references, largest[1])
 
 
 def _even_size(num_rows: int, largest: int) -> int:
