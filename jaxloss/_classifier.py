@@ -47,7 +47,7 @@ from jaxloss._linear import (
     tangential,
     wide_dtype,
 )
-from jaxloss._logsumexp import Partial, logsumexp, softplus, unless_left_out
+from jaxloss._logsumexp import BOUND, Partial, logsumexp, softplus, unless_left_out
 from jaxloss._margins import lowering, margins_of_samples
 from jaxloss._products import Low, low_dtypes, rounded, row_products, times, wide_product
 from jaxloss._sharding import divided
@@ -241,6 +241,8 @@ def _over_classes(
     size = _default_block_size(features, weights) if block_size is None else block_size
     first = first_position(num_classes, class_axis_name)
     labels = labels - jnp.asarray(first, labels.dtype)
+    known = similarity == "cosine" and bias is None and not isinstance(scale, jax.Array)
+    form = _Form(similarity, known and scale <= BOUND)
     if any(low):
         # Norms and scale come in after the product: before it, rows would not be exact.
         factors = jnp.full_like(features, scale, shape=labels.shape)
@@ -248,12 +250,12 @@ def _over_classes(
             features = features * power_of_two_scale(features)
             factors = factors * inverse_norms_of_scaled(features)
         given = vary_alike((features, factors, labels, weights, bias))
-        rows: Any = _in_exact_blocks(low, min(size, num_classes), similarity, *given)
+        rows: Any = _in_exact_blocks(low, min(size, num_classes), form, *given)
     else:
         # Scaled features and a scaled bias have scaled logits.
         features = scale * (l2_normalize(features) if similarity == "cosine" else features)
         visit = _one_block if size >= num_classes else partial(_in_blocks, size)
-        rows = visit(similarity, *vary_alike((features, labels, weights, bias)))
+        rows = visit(form, *vary_alike((features, labels, weights, bias)))
     if class_axis_name is None:
         return rows
     every = jnp.ones_like(rows.rest, dtype=bool)
@@ -279,6 +281,14 @@ def _default_block_size(features: Float[Array, "n d"], weights: Float[Array, "d 
     return max(1, columns * num_classes // num_columns)
 
 
+class _Form(NamedTuple):
+    """Which logits they are."""
+
+    similarity: Similarity
+    is_bounded: bool
+    """Whether all are known to be between -64 and 64."""
+
+
 class _Sums(NamedTuple):
     """`_Rows` of some of the classes."""
 
@@ -287,8 +297,9 @@ class _Sums(NamedTuple):
     total: Float[Array, " n"]
 
 
-def _sums(logits: Float[Array, "n B"], is_target: Bool[Array, "n B"]) -> _Sums:
-    rest = _logsumexp.part(logits, ~is_target, axis=1)
+def _sums(logits: Float[Array, "n B"], is_target: Bool[Array, "n B"], form: _Form) -> _Sums:
+    part = _logsumexp.bounded_part if form.is_bounded else _logsumexp.part
+    rest = part(logits, ~is_target, axis=1)
     target = jnp.sum(jnp.where(is_target, logits, 0), axis=1)
     return _Sums(target, rest, jnp.sum(logits, axis=1))
 
@@ -343,24 +354,22 @@ def _is_target(
 
 
 def _one_block(
-    similarity: Similarity,
+    form: _Form,
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
     weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None,
 ) -> _Rows:
-    logits = _logits(features, weights, bias, similarity)
-    return _rows(_sums(logits, _is_target(labels, 0, weights.shape[1])))
+    logits = _logits(features, weights, bias, form.similarity)
+    return _rows(_sums(logits, _is_target(labels, 0, weights.shape[1]), form))
 
 
-def _visit_blocks(block_size: int, similarity: Similarity, *arguments: Any) -> _Rows:
+def _visit_blocks(block_size: int, form: _Form, *arguments: Any) -> _Rows:
     """Returns the same as `_one_block`, without logits of more than a block of classes."""
-    return _rows_and_products(block_size, similarity, *arguments, keep=False)[0]
+    return _rows_and_products(block_size, form, *arguments, keep=False)[0]
 
 
-def _visit_blocks_forward(
-    block_size: int, similarity: Similarity, *arguments: Any
-) -> tuple[_Rows, Any]:
+def _visit_blocks_forward(block_size: int, form: _Form, *arguments: Any) -> tuple[_Rows, Any]:
     values = jax.tree.map(lambda x: x.value, arguments, is_leaf=lambda x: hasattr(x, "perturbed"))
     features, _, weights, _ = values
     # The products wait for the gradient in its own array: no memory, and one product less.
@@ -370,13 +379,13 @@ def _visit_blocks_forward(
         and features.shape[0] <= features.shape[1]
         and _empty_gradient(weights).dtype == features.dtype
     )
-    rows, *kept = _rows_and_products(block_size, similarity, *values, keep=keep)
+    rows, *kept = _rows_and_products(block_size, form, *values, keep=keep)
     return rows, (*values, rows.rest, *kept)
 
 
 def _rows_and_products(
     block_size: int,
-    similarity: Similarity,
+    form: _Form,
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
     weights: Float[Array, "d C *K"],
@@ -394,13 +403,13 @@ def _rows_and_products(
     ) -> tuple[tuple[_Sums, Array | None], InverseNorms | None]:
         sums, kept = carry
         block, block_bias = _block((weights, bias), first, size)
-        vectors, norms = _class_vectors(block, features.dtype, similarity)
+        vectors, norms = _class_vectors(block, features.dtype, form.similarity)
         products = wide_product(features, vectors)
         if kept is not None:
             of_classes = products.reshape(-1, *block.shape[1:])
             kept = _with_block(kept, of_classes, first)
         logits = _with_bias(largest_of_class(products, block), block_bias)
-        return (_merge(sums, _sums(logits, _is_target(labels, first, size))), kept), norms
+        return (_merge(sums, _sums(logits, _is_target(labels, first, size), form)), kept), norms
 
     zero = jnp.zeros_like(features, shape=labels.shape)
     nothing = _Sums(zero, Partial(zero - jnp.inf, zero), zero)
@@ -410,7 +419,7 @@ def _rows_and_products(
 
 
 def _visit_blocks_backward(
-    block_size: int, similarity: Similarity, residuals: Any, cotangents: _Rows
+    block_size: int, form: _Form, residuals: Any, cotangents: _Rows
 ) -> tuple[Any, None, Any, Any]:
     features, labels, weights, bias, rest, kept, norms = residuals
     cotangents = _Rows(
@@ -428,7 +437,7 @@ def _visit_blocks_backward(
         d_features, d_weights, d_bias = gradients
         block, block_bias = _block((weights, bias), first, size)
         vectors, pull_back = jax.vjp(
-            lambda block: _class_vectors(block, features.dtype, similarity, norms)[0], block
+            lambda block: _class_vectors(block, features.dtype, form.similarity, norms)[0], block
         )
         is_target = _is_target(labels, first, size)
         if kept is None:
@@ -462,11 +471,9 @@ _in_blocks.defvjp(_visit_blocks_forward, _visit_blocks_backward, symbolic_zeros=
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _in_exact_blocks(
-    low: tuple[Low, Low], block_size: int, similarity: Similarity, *arrays: Any
-) -> _Rows:
+def _in_exact_blocks(low: tuple[Low, Low], block_size: int, form: _Form, *arrays: Any) -> _Rows:
     """Returns the rows of logits `a_i r_c x_i · w_c + b_c`: a are factors, r inverse norms or 1."""
-    return _exact_forward(low, block_size, similarity, *arrays)[0]
+    return _exact_forward(low, block_size, form, *arrays)[0]
 
 
 class _Columns(NamedTuple):
@@ -474,20 +481,29 @@ class _Columns(NamedTuple):
 
     vectors: Float[Array, "d _"]
     """As they are, times powers of two for cosines."""
-    norms: Float[Array, " _"] | None
-    """Inverse norms; None for inner products."""
-    powers: Any
-    """These powers, `[1, _]`, or None."""
+    norms: _Norms | None
+    """None for inner products."""
 
 
-def _columns(block: Float[Array, "d B *K"], low: Low, similarity: Similarity) -> _Columns:
+class _Norms(NamedTuple):
+    """Of weight vectors for cosines."""
+
+    powers: Float[Array, " _"]
+    """By which the vectors are multiplied."""
+    inverse: Float[Array, " _"]
+    """Inverse norms of these products."""
+
+
+def _columns(
+    block: Float[Array, "d B *K"], low: Low, similarity: Similarity, norms: _Norms | None = None
+) -> _Columns:
+    """Returns what is multiplied. Norms that are known are not computed again."""
     vectors = flat_columns(block).astype(jnp.float32)
-    norms = powers = None
     if similarity == "cosine":
-        powers = power_of_two_scale(vectors, axis=0)
+        powers = power_of_two_scale(vectors, axis=0) if norms is None else norms.powers[None, :]
         vectors = vectors * powers
-        norms = inverse_norms_of_scaled(vectors, axis=0)
-    return _Columns(vectors if low is None else vectors.astype(low), norms, powers)
+        norms = norms or _Norms(powers[0], inverse_norms_of_scaled(vectors, axis=0))
+    return _Columns(vectors if low is None else vectors.astype(low), norms)
 
 
 def _exact_logits(
@@ -500,7 +516,7 @@ def _exact_logits(
     """Returns the logits, the factors of the products, and the gradient by what they multiply."""
     of_products = factors[:, None]
     if columns.norms is not None:
-        of_products = of_products * columns.norms[None, :]
+        of_products = of_products * columns.norms.inverse[None, :]
     products = row_products(rows, columns.vectors.T) * of_products
     largest, to_products = jax.vjp(lambda products: largest_of_class(products, block), products)
     return _with_bias(largest, bias), of_products, to_products
@@ -509,7 +525,7 @@ def _exact_logits(
 def _exact_forward(
     low: tuple[Low, Low],
     block_size: int,
-    similarity: Similarity,
+    form: _Form,
     features: Float[Array, "n d"],
     factors: Float[Array, " n"],
     labels: Integer[Array, " n"],
@@ -518,29 +534,30 @@ def _exact_forward(
 ) -> tuple[_Rows, Any]:
     rows = features if low[0] is None else features.astype(low[0])
 
-    def visit(sums: _Sums, first: Any, size: int, _: None) -> tuple[_Sums, None]:
+    def visit(sums: _Sums, first: Any, size: int, _: None) -> tuple[_Sums, _Norms | None]:
         block, block_bias = _block((weights, bias), first, size)
-        columns = _columns(block, low[1], similarity)
+        columns = _columns(block, low[1], form.similarity)
         logits = _exact_logits(rows, factors, columns, block, block_bias)[0]
-        return _merge(sums, _sums(logits, _is_target(labels, first, size))), None
+        merged = _merge(sums, _sums(logits, _is_target(labels, first, size), form))
+        return merged, columns.norms
 
     zero = jnp.zeros_like(factors)
     nothing = _Sums(zero, Partial(zero - jnp.inf, zero), zero)
-    sums, _ = _over_blocks(visit, nothing, weights.shape[1], block_size)
+    sums, norms = _over_blocks(visit, nothing, weights.shape[1], block_size)
     found = _rows(sums)
-    return found, (features, factors, labels, weights, bias, found.rest)
+    return found, (features, factors, labels, weights, bias, found.rest, norms)
 
 
 def _exact_backward(
-    low: tuple[Low, Low], block_size: int, similarity: Similarity, residuals: Any, cotangents: _Rows
+    low: tuple[Low, Low], block_size: int, form: _Form, residuals: Any, cotangents: _Rows
 ) -> tuple[Any, ...]:
-    features, factors, labels, weights, bias, rest = residuals
+    features, factors, labels, weights, bias, rest, norms = residuals
     rows = features if low[0] is None else features.astype(low[0])
 
-    def visit(gradients: Any, first: Any, size: int, _: None) -> tuple[Any, None]:
+    def visit(gradients: Any, first: Any, size: int, norms: _Norms | None) -> tuple[Any, None]:
         d_features, d_weights, d_bias = gradients
         block, block_bias = _block((weights, bias), first, size)
-        columns = _columns(block, low[1], similarity)
+        columns = _columns(block, low[1], form.similarity, norms)
         logits, of_products, to_products = _exact_logits(rows, factors, columns, block, block_bias)
         d_logits = _d_logits(logits, rest, _is_target(labels, first, size), cotangents)
         (d_products,) = to_products(d_logits)
@@ -549,15 +566,15 @@ def _exact_backward(
         d_vectors = times(d_products.T, rows).T
         if columns.norms is not None:
             vectors = columns.vectors.astype(d_vectors.dtype)
-            d_vectors = tangential(d_vectors, vectors, columns.norms[None, :], axis=0)
-            d_vectors = d_vectors * columns.powers
+            d_vectors = tangential(d_vectors, vectors, columns.norms.inverse[None, :], axis=0)
+            d_vectors = d_vectors * columns.norms.powers[None, :]
         d_weights = _with_block(d_weights, d_vectors.reshape(block.shape), first)
         if d_bias is not None:
             d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
         return (d_features, d_weights, d_bias), None
 
     carry = jax.tree.map(jnp.zeros_like, (features, weights, bias))
-    gradients, _ = _over_blocks(visit, carry, weights.shape[1], block_size)
+    gradients, _ = _over_blocks(visit, carry, weights.shape[1], block_size, norms)
     d_features, d_weights, d_bias = gradients
     # The products do not know the factors, of which `Σ_c d_ic z_ic` is the gradient.
     d_factors = jnp.sum(features * d_features, axis=1) * inverse_or_zero(factors)

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss import _logsumexp
 from jaxloss._checks import Number
-from jaxloss._logsumexp import Partial, finite_from_below, softplus
+from jaxloss._logsumexp import BOUND, Partial, finite_from_below, softplus
 
 Params: TypeAlias = Any
 """A pytree of float arrays that a statistic depends on, such as a temperature."""
@@ -155,13 +155,7 @@ def _reduce_softplus(
 def _reduce_exponentials(
     values: Array, masks: tuple[Array, ...], axis: int, _positions: Array
 ) -> tuple[Partial, ...]:
-    exponentials = jnp.exp(values)
-
-    def reduce(mask: Array) -> Partial:
-        total = jnp.sum(jnp.where(mask, exponentials, 0), axis=axis)
-        return Partial(jnp.zeros_like(total), total)
-
-    return tuple(map(reduce, masks))
+    return tuple(_logsumexp.bounded_part(values, mask, axis) for mask in masks)
 
 
 LOGSUMEXP = Reduction(
@@ -215,16 +209,16 @@ BOUNDED_LOGSUMEXP = Reduction(
     divides=True,
     empty=SUM.empty,
 )
-"""`LOGSUMEXP` of values between -40 and 40: no sum of their exponentials overflows or underflows.
+"""`LOGSUMEXP` of values between -64 and 64, which needs no maxima.
 
-A pair has the same exponential for both of its sides, and no maximum is needed before it.
+A pair has the same exponential for both of its sides.
 """
 
 
 def logsumexp_of_cosines(temperature: Number, normalize: bool) -> Reduction:
     """Returns the log-sum-exp for cosines, or inner products, that are divided by a temperature."""
     is_known = not isinstance(temperature, jax.Array)
-    return BOUNDED_LOGSUMEXP if normalize and is_known and temperature >= 1 / 40 else LOGSUMEXP
+    return BOUNDED_LOGSUMEXP if normalize and is_known and temperature >= 1 / BOUND else LOGSUMEXP
 
 
 def over_temperature(
