@@ -273,7 +273,7 @@ def _default_block_size(features: Float[Array, "n d"], weights: Float[Array, "d 
     """
     (num_samples, dim), num_classes = features.shape, weights.shape[1]
     num_columns = weights.size // dim
-    kept, visited = (2**20, 2**18) if on_cpu() else (2**24, 2**25)
+    kept, visited = (2**20, 2**18) if on_cpu() else (2**24, 2**26)
     known = sizes_are_known(num_samples)
     if num_columns <= 4 * dim or (known and num_samples * num_columns <= kept):
         return num_classes
