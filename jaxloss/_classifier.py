@@ -47,7 +47,7 @@ from jaxloss._linear import (
     tangential,
     wide_dtype,
 )
-from jaxloss._logsumexp import BOUND, Partial, logsumexp, softplus, unless_left_out
+from jaxloss._logsumexp import Partial, is_bounded, logsumexp, softplus, unless_left_out
 from jaxloss._margins import lowering, margins_of_samples
 from jaxloss._products import Low, low_dtypes, rounded, row_products, times, wide_product
 from jaxloss._sharding import divided
@@ -241,8 +241,7 @@ def _over_classes(
     size = _default_block_size(features, weights) if block_size is None else block_size
     first = first_position(num_classes, class_axis_name)
     labels = labels - jnp.asarray(first, labels.dtype)
-    known = similarity == "cosine" and bias is None and not isinstance(scale, jax.Array)
-    form = _Form(similarity, known and scale <= BOUND)
+    form = _Form(similarity, similarity == "cosine" and bias is None and is_bounded(scale))
     if any(low):
         # Norms and scale come in after the product: before it, rows would not be exact.
         factors = jnp.full_like(features, scale, shape=labels.shape)
@@ -286,7 +285,7 @@ class _Form(NamedTuple):
 
     similarity: Similarity
     is_bounded: bool
-    """Whether all are known to be between -64 and 64."""
+    """Whether they need no peak in a log-sum-exp."""
 
 
 class _Sums(NamedTuple):

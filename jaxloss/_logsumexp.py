@@ -35,12 +35,16 @@ def part(values: Float[Array, "a b"], mask: Bool[Array, "a b"], axis: int) -> Pa
     return Partial(peak, jnp.sum(jnp.exp(values - jnp.expand_dims(or_zero(peak), axis)), axis))
 
 
-BOUND = 64
-"""Of numbers between -64 and 64, no sum of exponentials overflows, and none is lost."""
+def is_bounded(largest: Number) -> bool:
+    """Returns whether numbers up to this hyperparameter, and down to minus it, need no peak.
+
+    No sum of their exponentials overflows, and none is lost. A traced number is not known.
+    """
+    return not isinstance(largest, jax.Array) and largest <= 64
 
 
 def bounded_part(values: Float[Array, "a b"], mask: Bool[Array, "a b"], axis: int) -> Partial:
-    """Returns `part` of values that are known to be between -64 and 64, without a maximum."""
+    """Returns `part` of numbers that `is_bounded` is true of."""
     total = jnp.sum(jnp.where(mask, jnp.exp(values), 0), axis)
     return Partial(jnp.where(total == 0, -jnp.inf, jnp.zeros_like(total)), total)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -16,7 +15,7 @@ from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss import _logsumexp
 from jaxloss._checks import Number
-from jaxloss._logsumexp import BOUND, Partial, finite_from_below, softplus
+from jaxloss._logsumexp import Partial, finite_from_below, is_bounded, softplus
 
 Params: TypeAlias = Any
 """A pytree of float arrays that a statistic depends on, such as a temperature."""
@@ -209,7 +208,7 @@ BOUNDED_LOGSUMEXP = Reduction(
     divides=True,
     empty=SUM.empty,
 )
-"""`LOGSUMEXP` of values between -64 and 64, which needs no maxima.
+"""`LOGSUMEXP` of values that are bounded, which needs no maxima.
 
 A pair has the same exponential for both of its sides.
 """
@@ -217,8 +216,7 @@ A pair has the same exponential for both of its sides.
 
 def logsumexp_of_cosines(temperature: Number, normalize: bool) -> Reduction:
     """Returns the log-sum-exp for cosines, or inner products, that are divided by a temperature."""
-    is_known = not isinstance(temperature, jax.Array)
-    return BOUNDED_LOGSUMEXP if normalize and is_known and temperature >= 1 / BOUND else LOGSUMEXP
+    return BOUNDED_LOGSUMEXP if normalize and is_bounded(1 / temperature) else LOGSUMEXP
 
 
 def over_temperature(
