@@ -3,13 +3,16 @@
 from functools import reduce
 from itertools import pairwise
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxloss
 from jaxloss import _logsumexp
-from tests.jaxloss.harness import enable_x64
+from tests.jaxloss.harness import QUICK, enable_x64, precision
+from tests.tolerances import FLOAT32, FLOAT64
 
 
 @jax.jit
@@ -42,3 +45,55 @@ def test_minus_infinity_counts_as_no_value_unless_it_is_raised(raised):
     values, mask = jnp.full((1, 11), -jnp.inf), jnp.ones((1, 11), bool)
     got = merged(_logsumexp.finite_from_below(values) if raised else values, mask)
     assert bool(np.isneginf(got[0])) is not raised
+
+
+# Losses of cosines, of which a hyperparameter says how far apart their logits can be.
+OF_COSINES = {
+    "all": lambda x, z, t: jaxloss.supervised_contrastive_loss(x, LABELS, temperature=1 / t),
+    "negatives": lambda x, z, t: jaxloss.supervised_contrastive_loss(
+        x, TARGETS, temperature=1 / t, denominator="negatives", block_size=5
+    ),
+    "towers": lambda x, z, t: jaxloss.info_nce_loss(x, z, temperature=1 / t, block_size=5),
+    "classes": lambda x, z, t: jaxloss.classifier_loss(
+        x, LABELS, z.T, similarity="cosine", scale=t, angular_margin=0.5
+    ),
+    "classes in blocks": lambda x, z, t: jaxloss.classifier_loss(
+        x, LABELS, z.T, similarity="cosine", scale=t, block_size=5
+    ),
+}
+LABELS = np.arange(12) % 5
+TARGETS = np.eye(5, dtype=np.int32)[LABELS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", OF_COSINES)
+def test_logits_of_a_known_bound_need_no_peak(name, dtype):
+    """Rows that are equal or opposite, and a number up to the bound or beyond it."""
+    rng = np.random.default_rng(71)
+    x, z = rng.normal(size=(2, 12, 4))
+    x[3], x[4], z[:3], z[3:5] = x[1], -x[1], x[:3], -x[3:5]
+    with precision(dtype):
+        x, z = jnp.asarray(x, dtype), jnp.asarray(z, dtype)
+        run = jax.value_and_grad(OF_COSINES[name], argnums=(0, 1))
+        traced = jax.jit(run, compiler_options=QUICK)
+        for number in (14.0, 64.0, 65.0):
+            known = jax.jit(lambda x, z, t=number: run(x, z, t), compiler_options=QUICK)(x, z)
+            scale = number * (FLOAT64 if dtype == "float64" else FLOAT32)
+            chex.assert_trees_all_close(known, traced(x, z, number), rtol=scale, atol=scale)
+
+
+@pytest.mark.parametrize("number", [64, 64.0, 1e-9])
+def test_a_known_number_is_bounded(number):
+    assert _logsumexp.is_bounded(number)
+    assert not _logsumexp.is_bounded(65.0)
+    jax.jit(lambda traced: _untraced(traced))(number)
+
+
+def _untraced(traced):
+    assert not _logsumexp.is_bounded(traced)
+
+
+def test_a_bounded_part_without_numbers_is_empty():
+    whole = _logsumexp.bounded_part(jnp.ones((2, 3)), jnp.zeros((2, 3), bool), 1)
+    assert np.isneginf(_logsumexp.result(whole)).all()
