@@ -1,6 +1,6 @@
 """Log-sum-exps of parts merge into that of the whole."""
 
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 
 import chex
@@ -97,3 +97,27 @@ def _untraced(traced):
 def test_a_bounded_part_without_numbers_is_empty():
     whole = _logsumexp.bounded_part(jnp.ones((2, 3)), jnp.zeros((2, 3), bool), 1)
     assert np.isneginf(_logsumexp.result(whole)).all()
+
+
+def test_logits_of_no_bound_have_a_peak():
+    """Inner products, whatever the scale and the temperature, and cosines with a bias."""
+    x, w = jnp.full((4, 2), 100.0), jnp.asarray([[1.0, 2.0, 0.0], [1.0, 1.0, 0.0]])
+    labels, far = jnp.asarray([1, 0, 1, 1]), jnp.asarray([200.0, 0.0, -200.0])
+    classifier = partial(jaxloss.classifier_loss, x, labels, w)
+    np.testing.assert_allclose(classifier(reduction="none"), [0, 100, 0, 0], atol=1e-5)
+    assert jnp.isfinite(classifier(far, similarity="cosine"))
+    rows = jnp.asarray([[10.0, 0.0], [10.0, 0.0], [0.0, 10.0], [0.0, 10.0]])
+    for denominator in ("all", "negatives"):
+        loss = jaxloss.supervised_contrastive_loss(
+            rows,
+            jnp.asarray([0, 1, 0, 1]),
+            temperature=1.0,
+            normalize=False,
+            denominator=denominator,
+        )
+        np.testing.assert_allclose(loss, 100.0, rtol=0.02)
+    np.testing.assert_allclose(
+        jaxloss.info_nce_loss(rows[:2], rows[2:], temperature=1.0, normalize=False),
+        np.log(2),
+        rtol=1e-5,
+    )

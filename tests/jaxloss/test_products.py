@@ -271,6 +271,32 @@ def test_second_derivatives(row, dtype, platform):
     assert_close(got, expected, rounded_to(dtype))
 
 
+OF_ANY_LENGTH = {
+    "contrastive": lambda x, z: jaxloss.supervised_contrastive_loss(x, CLASSES_OF_FOUR),
+    "multi_similarity": lambda x, z: jaxloss.multi_similarity_loss(x, CLASSES_OF_FOUR),
+    "triplets": lambda x, z: jaxloss.triplet_loss(x, CLASSES_OF_FOUR, mining="hard"),
+    "towers": lambda x, z: jaxloss.info_nce_loss(x, z, block_size=7),
+    "classifier": lambda x, z: jaxloss.classifier_loss(
+        x, CLASSES_OF_FOUR, z.T, similarity="cosine", scale=16.0, block_size=7
+    ),
+}
+CLASSES_OF_FOUR = np.arange(16) // 4
+
+
+@pytest.mark.parametrize("name", OF_ANY_LENGTH)
+def test_cosines_do_not_depend_on_the_lengths_of_rows(name, platform):
+    """Of bfloat16 rows whose squares over- or underflow, beside usual ones."""
+    x, z = (jnp.asarray(numbers(seed, (16, 6)), jnp.bfloat16) for seed in (20, 21))
+    powers = 2.0 ** np.resize([0, -100, 0, 90, 3, -80, 0], 16)[:, None]
+    powers = jnp.asarray(powers, jnp.bfloat16)
+    run = jax.jit(jax.value_and_grad(OF_ANY_LENGTH[name], argnums=(0, 1)), compiler_options=QUICK)
+    value, gradients = widen(run(x, z))
+    of_scaled, scaled = widen(run(x * powers, z * powers))
+    assert_close(of_scaled, value, FLOAT32)
+    for ours, theirs in zip(scaled, gradients, strict=True):
+        assert_close(ours * widen(powers), theirs, 2.0**-7)
+
+
 def test_hard_triplets_of_a_zero_row(platform):
     """It is at distance 1 from every unit vector, and its cosines are 0."""
     x = jnp.asarray(numbers(0, (9, 4)), BFLOAT16).at[4].set(0)
