@@ -47,7 +47,7 @@ from jaxloss._linear import (
     tangential,
     wide_dtype,
 )
-from jaxloss._logsumexp import Partial, is_bounded, logsumexp, softplus, unless_left_out
+from jaxloss._logsumexp import Partial, is_at_most, logsumexp, softplus, unless_left_out
 from jaxloss._margins import lowering, margins_of_samples
 from jaxloss._products import Low, low_dtypes, rounded, row_products, times, wide_product
 from jaxloss._sharding import divided
@@ -241,7 +241,6 @@ def _over_classes(
     size = _default_block_size(features, weights) if block_size is None else block_size
     first = first_position(num_classes, class_axis_name)
     labels = labels - jnp.asarray(first, labels.dtype)
-    form = _Form(similarity, similarity == "cosine" and bias is None and is_bounded(scale))
     if any(low):
         # Norms and scale come in after the product: before it, rows would not be exact.
         factors = jnp.full_like(features, scale, shape=labels.shape)
@@ -249,12 +248,14 @@ def _over_classes(
             features = features * power_of_two_scale(features)
             factors = factors * inverse_norms_of_scaled(features)
         given = vary_alike((features, factors, labels, weights, bias))
-        rows: Any = _in_exact_blocks(low, min(size, num_classes), form, *given)
+        near = bias is None and similarity == "cosine" and is_at_most(64, scale)
+        kind = _Exact(low, min(size, num_classes), similarity, near and num_classes >= _SAMPLED)
+        rows: Any = _in_exact_blocks(kind, *given)
     else:
         # Scaled features and a scaled bias have scaled logits.
         features = scale * (l2_normalize(features) if similarity == "cosine" else features)
         visit = _one_block if size >= num_classes else partial(_in_blocks, size)
-        rows = visit(form, *vary_alike((features, labels, weights, bias)))
+        rows = visit(similarity, *vary_alike((features, labels, weights, bias)))
     if class_axis_name is None:
         return rows
     every = jnp.ones_like(rows.rest, dtype=bool)
@@ -280,14 +281,6 @@ def _default_block_size(features: Float[Array, "n d"], weights: Float[Array, "d 
     return max(1, columns * num_classes // num_columns)
 
 
-class _Form(NamedTuple):
-    """Which logits they are."""
-
-    similarity: Similarity
-    is_bounded: bool
-    """Whether they need no peak in a log-sum-exp."""
-
-
 class _Sums(NamedTuple):
     """`_Rows` of some of the classes."""
 
@@ -296,9 +289,16 @@ class _Sums(NamedTuple):
     total: Float[Array, " n"]
 
 
-def _sums(logits: Float[Array, "n B"], is_target: Bool[Array, "n B"], form: _Form) -> _Sums:
-    part = _logsumexp.bounded_part if form.is_bounded else _logsumexp.part
-    rest = part(logits, ~is_target, axis=1)
+def _sums(
+    logits: Float[Array, "n B"],
+    is_target: Bool[Array, "n B"],
+    peak: Float[Array, " n"] | None = None,
+) -> _Sums:
+    """With a peak, the rest is relative to it."""
+    if peak is None:
+        rest = _logsumexp.part(logits, ~is_target, axis=1)
+    else:
+        rest = _logsumexp.part_relative_to(peak, logits, ~is_target, axis=1)
     target = jnp.sum(jnp.where(is_target, logits, 0), axis=1)
     return _Sums(target, rest, jnp.sum(logits, axis=1))
 
@@ -353,22 +353,24 @@ def _is_target(
 
 
 def _one_block(
-    form: _Form,
+    similarity: Similarity,
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
     weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None,
 ) -> _Rows:
-    logits = _logits(features, weights, bias, form.similarity)
-    return _rows(_sums(logits, _is_target(labels, 0, weights.shape[1]), form))
+    logits = _logits(features, weights, bias, similarity)
+    return _rows(_sums(logits, _is_target(labels, 0, weights.shape[1])))
 
 
-def _visit_blocks(block_size: int, form: _Form, *arguments: Any) -> _Rows:
+def _visit_blocks(block_size: int, similarity: Similarity, *arguments: Any) -> _Rows:
     """Returns the same as `_one_block`, without logits of more than a block of classes."""
-    return _rows_and_products(block_size, form, *arguments, keep=False)[0]
+    return _rows_and_products(block_size, similarity, *arguments, keep=False)[0]
 
 
-def _visit_blocks_forward(block_size: int, form: _Form, *arguments: Any) -> tuple[_Rows, Any]:
+def _visit_blocks_forward(
+    block_size: int, similarity: Similarity, *arguments: Any
+) -> tuple[_Rows, Any]:
     values = jax.tree.map(lambda x: x.value, arguments, is_leaf=lambda x: hasattr(x, "perturbed"))
     features, _, weights, _ = values
     # The products wait for the gradient in its own array: no memory, and one product less.
@@ -378,13 +380,13 @@ def _visit_blocks_forward(block_size: int, form: _Form, *arguments: Any) -> tupl
         and features.shape[0] <= features.shape[1]
         and _empty_gradient(weights).dtype == features.dtype
     )
-    rows, *kept = _rows_and_products(block_size, form, *values, keep=keep)
+    rows, *kept = _rows_and_products(block_size, similarity, *values, keep=keep)
     return rows, (*values, rows.rest, *kept)
 
 
 def _rows_and_products(
     block_size: int,
-    form: _Form,
+    similarity: Similarity,
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
     weights: Float[Array, "d C *K"],
@@ -402,13 +404,13 @@ def _rows_and_products(
     ) -> tuple[tuple[_Sums, Array | None], InverseNorms | None]:
         sums, kept = carry
         block, block_bias = _block((weights, bias), first, size)
-        vectors, norms = _class_vectors(block, features.dtype, form.similarity)
+        vectors, norms = _class_vectors(block, features.dtype, similarity)
         products = wide_product(features, vectors)
         if kept is not None:
             of_classes = products.reshape(-1, *block.shape[1:])
             kept = _with_block(kept, of_classes, first)
         logits = _with_bias(largest_of_class(products, block), block_bias)
-        return (_merge(sums, _sums(logits, _is_target(labels, first, size), form)), kept), norms
+        return (_merge(sums, _sums(logits, _is_target(labels, first, size))), kept), norms
 
     zero = jnp.zeros_like(features, shape=labels.shape)
     nothing = _Sums(zero, Partial(zero - jnp.inf, zero), zero)
@@ -418,7 +420,7 @@ def _rows_and_products(
 
 
 def _visit_blocks_backward(
-    block_size: int, form: _Form, residuals: Any, cotangents: _Rows
+    block_size: int, similarity: Similarity, residuals: Any, cotangents: _Rows
 ) -> tuple[Any, None, Any, Any]:
     features, labels, weights, bias, rest, kept, norms = residuals
     cotangents = _Rows(
@@ -436,7 +438,7 @@ def _visit_blocks_backward(
         d_features, d_weights, d_bias = gradients
         block, block_bias = _block((weights, bias), first, size)
         vectors, pull_back = jax.vjp(
-            lambda block: _class_vectors(block, features.dtype, form.similarity, norms)[0], block
+            lambda block: _class_vectors(block, features.dtype, similarity, norms)[0], block
         )
         is_target = _is_target(labels, first, size)
         if kept is None:
@@ -469,10 +471,24 @@ _in_blocks.defvjp(_visit_blocks_forward, _visit_blocks_backward, symbolic_zeros=
 # Blocks of low-precision rows ----
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _in_exact_blocks(low: tuple[Low, Low], block_size: int, form: _Form, *arrays: Any) -> _Rows:
+class _Exact(NamedTuple):
+    """How logits of low-precision rows are computed."""
+
+    low: tuple[Low, Low]
+    block_size: int
+    similarity: Similarity
+    is_near: bool
+    """Whether all logits are between -64 and 64, so that they need no maximum."""
+
+
+_SAMPLED = 128
+"""Classes, of which the largest logit stands for that of all."""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _in_exact_blocks(kind: _Exact, *arrays: Any) -> _Rows:
     """Returns the rows of logits `a_i r_c x_i · w_c + b_c`: a are factors, r inverse norms or 1."""
-    return _exact_forward(low, block_size, form, *arrays)[0]
+    return _exact_forward(kind, *arrays)[0]
 
 
 class _Columns(NamedTuple):
@@ -501,7 +517,8 @@ def _columns(
     if similarity == "cosine":
         powers = power_of_two_scale(vectors, axis=0) if norms is None else norms.powers[None, :]
         vectors = vectors * powers
-        norms = norms or _Norms(powers[0], inverse_norms_of_scaled(vectors, axis=0))
+        if norms is None:
+            norms = _Norms(powers[0], inverse_norms_of_scaled(vectors, axis=0))
     return _Columns(vectors if low is None else vectors.astype(low), norms)
 
 
@@ -522,23 +539,32 @@ def _exact_logits(
 
 
 def _exact_forward(
-    low: tuple[Low, Low],
-    block_size: int,
-    form: _Form,
+    kind: _Exact,
     features: Float[Array, "n d"],
     factors: Float[Array, " n"],
     labels: Integer[Array, " n"],
     weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None,
 ) -> tuple[_Rows, Any]:
+    low, block_size, similarity, is_near = kind
     rows = features if low[0] is None else features.astype(low[0])
 
-    def visit(sums: _Sums, first: Any, size: int, _: None) -> tuple[_Sums, _Norms | None]:
+    def logits_of(first: Any, size: int) -> tuple[Array, Array, _Norms | None]:
         block, block_bias = _block((weights, bias), first, size)
-        columns = _columns(block, low[1], form.similarity)
+        columns = _columns(block, low[1], similarity)
         logits = _exact_logits(rows, factors, columns, block, block_bias)[0]
-        merged = _merge(sums, _sums(logits, _is_target(labels, first, size), form))
-        return merged, columns.norms
+        return logits, _is_target(labels, first, size), columns.norms
+
+    peak = None
+    if is_near:
+        logits, is_target, _ = logits_of(0, _SAMPLED)
+        # No exponential is then above e^74, and no sum of them below e^-54.
+        peak = jnp.max(jnp.where(is_target, -10, logits), axis=1)
+        peak = lax.stop_gradient(jnp.maximum(peak, -10))
+
+    def visit(sums: _Sums, first: Any, size: int, _: None) -> tuple[_Sums, _Norms | None]:
+        logits, is_target, norms = logits_of(first, size)
+        return _merge(sums, _sums(logits, is_target, peak)), norms
 
     zero = jnp.zeros_like(factors)
     nothing = _Sums(zero, Partial(zero - jnp.inf, zero), zero)
@@ -547,16 +573,15 @@ def _exact_forward(
     return found, (features, factors, labels, weights, bias, found.rest, norms)
 
 
-def _exact_backward(
-    low: tuple[Low, Low], block_size: int, form: _Form, residuals: Any, cotangents: _Rows
-) -> tuple[Any, ...]:
+def _exact_backward(kind: _Exact, residuals: Any, cotangents: _Rows) -> tuple[Any, ...]:
+    low, block_size, similarity, _ = kind
     features, factors, labels, weights, bias, rest, norms = residuals
     rows = features if low[0] is None else features.astype(low[0])
 
     def visit(gradients: Any, first: Any, size: int, norms: _Norms | None) -> tuple[Any, None]:
         d_features, d_weights, d_bias = gradients
         block, block_bias = _block((weights, bias), first, size)
-        columns = _columns(block, low[1], form.similarity, norms)
+        columns = _columns(block, low[1], similarity, norms)
         logits, of_products, to_products = _exact_logits(rows, factors, columns, block, block_bias)
         d_logits = _d_logits(logits, rest, _is_target(labels, first, size), cotangents)
         (d_products,) = to_products(d_logits)

@@ -118,9 +118,9 @@ def inverse_norms_of_scaled(x: Float[Array, " ..."], *, axis: int = -1) -> Float
 
 
 def power_of_two_scaled(rows: Float[Array, "n d"], valid: Bool[Array, " n"]) -> Float[Array, "n d"]:
-    """Returns low-precision rows times powers of two, so that no square over- or underflows.
+    """Returns rows times powers of two, which is exact, so that no square over- or underflows.
 
-    They are exact, and as they are if that is so for all valid ones.
+    Rows whose squares are far from that stay as they are. Most often, these are all valid ones.
     """
     squared = jnp.sum(rows.astype(jnp.float32) ** 2, axis=1)
     usual = (squared > 2.0**-60) & (squared < 2.0**60)  # False for NaN, and for a zero vector.
@@ -142,9 +142,10 @@ def tangential(
 ) -> Float[Array, " ..."]:
     """Returns the part of a gradient across `x`, along which a unit vector does not change.
 
-    The inverse norms have an axis of length 1. For a zero vector, the gradient has to be 0.
+    It is 0 for a zero vector. The inverse norms have an axis of length 1.
     """
-    return gradient - x * (jnp.sum(x * gradient, axis=axis, keepdims=True) * inverse_norms**2)
+    along = jnp.sum(x * gradient, axis=axis, keepdims=True) * inverse_norms**2
+    return jnp.where(inverse_norms == 0, 0, gradient - x * along)
 
 
 def l2_normalize(

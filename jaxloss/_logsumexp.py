@@ -3,7 +3,8 @@ r"""The log-sum-exp of a set of numbers, from parts of the set.
 .. math:: \log \sum_v e^v = p + \log s, \quad p = \max v, \quad s = \sum_v e^{v - p}
 
 Two parts merge into `p = max(p_1, p_2)` and `s = s_1 e^{p_1 - p} + s_2 e^{p_2 - p}`. No exponential
-is above 1. Peaks have no gradient: the log-sum-exp does not depend on them.
+is above 1. Peaks have no gradient: the log-sum-exp does not depend on them. So where it is known
+how far apart the numbers can be, another number near their maximum will do, or 0.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Partial(NamedTuple):
     """A part of the numbers. Numbers of -inf count as none, unless `finite_from_below`."""
 
     peak: Float[Array, " *shape"]
-    """The largest number; -inf if there is none."""
+    """The largest number, or one near it; -inf if there is none."""
     total: Float[Array, " *shape"]
     """The sum of the exponentials, relative to the peak."""
 
@@ -35,18 +36,17 @@ def part(values: Float[Array, "a b"], mask: Bool[Array, "a b"], axis: int) -> Pa
     return Partial(peak, jnp.sum(jnp.exp(values - jnp.expand_dims(or_zero(peak), axis)), axis))
 
 
-def is_bounded(largest: Number) -> bool:
-    """Returns whether numbers up to this hyperparameter, and down to minus it, need no peak.
-
-    No sum of their exponentials overflows, and none is lost. A traced number is not known.
-    """
-    return not isinstance(largest, jax.Array) and largest <= 64
+def is_at_most(limit: int, number: Number) -> bool:
+    """Returns whether a hyperparameter is known to be in a limit, which a traced one is not."""
+    return not isinstance(number, jax.Array) and number <= limit
 
 
-def bounded_part(values: Float[Array, "a b"], mask: Bool[Array, "a b"], axis: int) -> Partial:
-    """Returns `part` of numbers that `is_bounded` is true of."""
-    total = jnp.sum(jnp.where(mask, jnp.exp(values), 0), axis)
-    return Partial(jnp.where(total == 0, -jnp.inf, jnp.zeros_like(total)), total)
+def part_relative_to(
+    peak: Float[Array, " k"], values: Float[Array, "a b"], mask: Bool[Array, "a b"], axis: int
+) -> Partial:
+    """Returns `part` relative to a peak that is at hand, and not far from the largest number."""
+    shares = jnp.exp(values - jnp.expand_dims(peak, axis))
+    return Partial(peak, jnp.sum(jnp.where(mask, shares, 0), axis))
 
 
 def two_parts(

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss import _logsumexp
 from jaxloss._checks import Number
-from jaxloss._logsumexp import Partial, finite_from_below, is_bounded, softplus
+from jaxloss._logsumexp import Partial, finite_from_below, is_at_most, softplus
 
 Params: TypeAlias = Any
 """A pytree of float arrays that a statistic depends on, such as a temperature."""
@@ -154,7 +154,7 @@ def _reduce_softplus(
 def _reduce_exponentials(
     values: Array, masks: tuple[Array, ...], axis: int, _positions: Array
 ) -> tuple[Partial, ...]:
-    return tuple(_logsumexp.bounded_part(values, mask, axis) for mask in masks)
+    return _reduce_sum(jnp.exp(values), masks, axis, _positions)
 
 
 LOGSUMEXP = Reduction(
@@ -199,7 +199,7 @@ SOFTPLUS = Reduction(
 )
 """`Σ log(1 + e^v)`; 0 for no pair."""
 
-BOUNDED_LOGSUMEXP = Reduction(
+LOGSUMEXP_OF_SMALL = Reduction(
     _reduce_exponentials,
     SUM.merge,
     lambda state: jnp.log(state.total),
@@ -208,15 +208,16 @@ BOUNDED_LOGSUMEXP = Reduction(
     divides=True,
     empty=SUM.empty,
 )
-"""`LOGSUMEXP` of values that are bounded, which needs no maxima.
+"""`LOGSUMEXP` of values between -20 and 20, without peaks.
 
-A pair has the same exponential for both of its sides.
+A sum of a billion exponentials is between 2e-9 and 5e17: its inverse square, which a second
+derivative has, is in the range of float32, too. A pair has one exponential for both of its sides.
 """
 
 
 def logsumexp_of_cosines(temperature: Number, normalize: bool) -> Reduction:
     """Returns the log-sum-exp for cosines, or inner products, that are divided by a temperature."""
-    return BOUNDED_LOGSUMEXP if normalize and is_bounded(1 / temperature) else LOGSUMEXP
+    return LOGSUMEXP_OF_SMALL if normalize and is_at_most(20, 1 / temperature) else LOGSUMEXP
 
 
 def over_temperature(

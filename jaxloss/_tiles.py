@@ -22,7 +22,7 @@ pairs that depends on them. With the log-sum-exp c of the negatives, for example
 ============  ===========  ================  =====================================
 reduction     p            t                 merged
 ============  ===========  ================  =====================================
-`LOGSUMEXP`   `max_j v`    `Σ_j e^(v − p)`   as in `_logsumexp`; of cosines p is 0
+`LOGSUMEXP`   `max_j v`    `Σ_j e^(v − p)`   as in `_logsumexp`; `p = 0` for small v
 `MAX`         `max_j v`    its position      larger p; its t, or the smaller of both
 `SUM`         0            `Σ_j v`           the sum of t
 `SOFTPLUS`    0            `Σ log(1 + e^v)`  the sum of t
@@ -1114,7 +1114,8 @@ def _tile_times_rows(
     is_low: bool,
 ) -> _RowGradient:
     """Returns `D X` for the axis 1, and `Dᵀ X` for the axis 0, with the sums of D along it."""
-    if with_sums and is_low:  # A matrix unit adds up faster than all else, by columns of ones.
+    if with_sums and is_low:
+        # A matrix unit adds up, too, by columns of ones. GPUs like a multiple of eight of them.
         rows = jnp.concatenate([rows, jnp.ones_like(rows, shape=(rows.shape[0], 8))], axis=1)
         products = times(d_tile if axis == 1 else d_tile.T, rows)
         return _RowGradient(products[:, :-8], products[:, -1])

@@ -297,6 +297,33 @@ def test_cosines_do_not_depend_on_the_lengths_of_rows(name, platform):
         assert_close(ours * widen(powers), theirs, 2.0**-7)
 
 
+@pytest.mark.parametrize("rows", ["random", "equal", "opposite"])
+@pytest.mark.parametrize("scale", [1.0, 64.0])
+def test_logits_of_cosines_are_relative_to_those_of_some_classes(platform, rows, scale):
+    """If the scale is known, as relative to their maximum: two derivatives, and a small weight."""
+    x, w = numbers(22, (10, 6)), numbers(23, (6, 200))
+    if rows != "random":
+        x, w = 10 + x / 10, 10 + w / 10
+    if rows == "opposite":
+        w[:, 3:] *= -1
+    x, w = jnp.asarray(x, jnp.bfloat16), jnp.asarray(w, jnp.bfloat16)
+    labels = jnp.arange(10) * 5
+
+    def loss(x, scale):
+        options: Any = {"similarity": "cosine", "block_size": 64, "angular_margin": 0.5}
+        return 1e-4 * jaxloss.classifier_loss(x, labels, w, scale=scale, **options)
+
+    def run(x, scale):
+        along = jax.jvp(lambda x: jax.grad(loss)(x, scale), (x,), (jnp.cos(x),))[1]
+        return jax.value_and_grad(loss)(x, scale), along
+
+    known = jax.jit(lambda x: run(x, scale), compiler_options=QUICK)(x)
+    traced = jax.jit(run, compiler_options=QUICK)(x, scale)
+    assert magnitude(widen(traced)[1]) > 0
+    assert_close(widen(known)[0][0], widen(traced)[0][0], scale * FLOAT32)
+    assert_close(widen(known), widen(traced), 2.0**-7)
+
+
 def test_hard_triplets_of_a_zero_row(platform):
     """It is at distance 1 from every unit vector, and its cosines are 0."""
     x = jnp.asarray(numbers(0, (9, 4)), BFLOAT16).at[4].set(0)
