@@ -98,12 +98,12 @@ def group_softmax_loss(
     num_classes = weights.shape[1]
     logits = _group_logits(features, weights, bias, groups, num_groups, low)
     scale = num_groups if bound == "tight" else 1
-    logits = (scale * logits).reshape(-1, num_classes)  # A row for each sample of each group.
-    is_own = jnp.tile(is_own_class(labels, num_classes), (num_groups, 1))
+    logits = (scale * logits).reshape(-1, num_classes)  # A row for each group of each sample.
+    is_own = jnp.repeat(is_own_class(labels, num_classes), num_groups, axis=0)
     target = jnp.sum(jnp.where(is_own, logits, 0), axis=1)
     rest = finite_from_below(logsumexp(logits, ~is_own, axis=1))
     # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
-    values = jnp.sum(softplus(rest - target).reshape(num_groups, -1), axis=0) / scale
+    values = jnp.sum(softplus(rest - target).reshape(-1, num_groups), axis=1) / scale
     # A feature outside all groups must not be ignored: treat its sample as one without a class.
     outside = jnp.any((groups < 0) | (groups >= num_groups), axis=1)
     labels = jnp.where(outside, num_classes, labels)
@@ -138,11 +138,11 @@ def _group_logits(
     groups: Integer[Array, "n d"],
     num_groups: int,
     low: tuple[Low, Low],
-) -> Float[Array, "G n C"]:
-    """Returns the logits of each group of features, by one product of [G·n, d] and [d, C]."""
+) -> Float[Array, "n G C"]:
+    """Returns the logits of each group of features, by one product of [n·G, d] and [d, C]."""
     numbers = jnp.arange(num_groups, dtype=groups.dtype)
-    is_member = groups[None, :, :] == numbers[:, None, None]
-    members = jnp.where(is_member, features[None, :, :], 0)
+    is_member = groups[:, None, :] == numbers[None, :, None]
+    members = jnp.where(is_member, features[:, None, :], 0)
     logits = product(members.reshape(-1, weights.shape[0]), weights, low)
     logits = logits.reshape(*members.shape[:2], weights.shape[1])
     return logits if bias is None else logits + (bias / num_groups)[None, None, :]
@@ -300,33 +300,33 @@ def _equal_groups(keys: UInt[Array, "n d"], num_groups: int) -> Int32[Array, "n 
     features below it as groups 0 to g hold.
     """
     dim = keys.shape[1]
-    ends = np.cumsum(_group_sizes(dim, num_groups), dtype=np.int32)[:-1, None]
-    keys = keys[None, :, :]
+    ends = np.cumsum(_group_sizes(dim, num_groups), dtype=np.int32)[None, :-1]
+    keys = keys[:, None, :]
     index = jnp.arange(dim, dtype=keys.dtype)[None, None, :]
 
-    def below_key(key: UInt[Array, "E n"]) -> Bool[Array, "E n d"]:
+    def below_key(key: UInt[Array, "n E"]) -> Bool[Array, "n E d"]:
         return keys < key[:, :, None]
 
     key = _largest(below_key, ends, keys, jnp.iinfo(keys.dtype).bits)
 
-    def below(index_of_end: UInt[Array, "E n"]) -> Bool[Array, "E n d"]:
+    def below(index_of_end: UInt[Array, "n E"]) -> Bool[Array, "n E d"]:
         tied = keys == key[:, :, None]
         return below_key(key) | (tied & (index < index_of_end[:, :, None]))
 
     end = _largest(below, ends, keys, (dim - 1).bit_length())
-    return jnp.sum(~below(end), axis=0, dtype=jnp.int32)
+    return jnp.sum(~below(end), axis=1, dtype=jnp.int32)
 
 
 def _largest(
-    below: Callable[[Array], Array], ends: np.ndarray, keys: UInt[Array, "1 n d"], num_bits: int
-) -> UInt[Array, "E n"]:
+    below: Callable[[Array], Array], ends: np.ndarray, keys: UInt[Array, "n 1 d"], num_bits: int
+) -> UInt[Array, "n E"]:
     """Returns the largest numbers of `num_bits` bits with at most `ends` features below them."""
     powers = jnp.asarray([1 << bit for bit in reversed(range(num_bits))], keys.dtype)
 
-    def step(number: UInt[Array, "E n"], power: UInt[Array, ""]) -> tuple[Array, None]:
+    def step(number: UInt[Array, "n E"], power: UInt[Array, ""]) -> tuple[Array, None]:
         trial = number | power
         fits = jnp.sum(below(trial), axis=2, dtype=jnp.int32) <= ends
         return jnp.where(fits, trial, number), None
 
-    start = jnp.zeros_like(keys, shape=(ends.shape[0], keys.shape[1]))
+    start = jnp.zeros_like(keys, shape=(keys.shape[0], ends.shape[1]))
     return lax.scan(step, start, powers)[0]
