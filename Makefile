@@ -10,7 +10,10 @@ DOCS := .venv-docs
 FAULTS ?= 30
 SEED ?= 0
 
-.PHONY: train test long library quick usual oldest soak docs setup lint clean
+# Also where the environment says otherwise: the tests start many processes.
+export PYTHONDONTWRITEBYTECODE =
+
+.PHONY: train test pytest long library quick usual oldest soak docs setup lint clean
 
 # glibc keeps freed memory: on CPUs, XLA allocates the temporary arrays of every step anew.
 train: export MALLOC_MMAP_MAX_ = 0
@@ -23,7 +26,9 @@ train: $(VENV)/.experiments
 	@echo "of runs with 640 features, SCE⊕NCA was above SCE+NCA by 0.1 ± 0.2 points (1-shot) after 800"
 	@echo "steps, and by 0.6 ± 0.3 after 3,200; both were above SCE by 3.6 to 4.8 points: experiments/RESULTS.md, protocol A."
 
-test: lint
+test: lint pytest
+
+pytest: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 -m "not long"
 
 # What `make test` leaves out: cases that differ from another one in an option, a dtype or a mesh; runs

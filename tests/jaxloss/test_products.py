@@ -280,7 +280,7 @@ OF_ANY_LENGTH = {
         x, CLASSES_OF_FOUR, z.T, similarity="cosine", scale=16.0, block_size=7
     ),
 }
-CLASSES_OF_FOUR = np.arange(16) // 4
+CLASSES_OF_FOUR: Any = np.arange(16) // 4
 
 
 @pytest.mark.parametrize("name", OF_ANY_LENGTH)
