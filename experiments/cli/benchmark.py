@@ -30,7 +30,7 @@ class Benchmark:
 
     All forms of a loss run in one process on the same arrays, in turns, after a check that their
     values and gradients agree. Needs the extra `benchmark`, and a C++ compiler for torch.compile.
-    All sizes together take about twenty minutes on one CPU core. `python -m experiments.benchmark`
+    All sizes together take twenty to forty minutes on one CPU core. `python -m experiments.benchmark`
     is for large batches on a GPU or a TPU.
     """
 
