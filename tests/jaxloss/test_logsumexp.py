@@ -63,7 +63,7 @@ TARGETS: Any = np.eye(5, dtype=np.int32)[LABELS]
 @pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.long), "float32"])
 @pytest.mark.parametrize("name", OF_COSINES)
 def test_small_logits_need_no_peak(name, dtype):
-    """Rows that are equal or opposite, and a number at the limit or beyond it."""
+    """Rows that are equal or opposite; a number at the limit, and one beyond it."""
     rng = np.random.default_rng(71)
     x, z = rng.normal(size=(2, 12, 4))
     x[3], x[4], z[:3], z[3:5] = x[1], -x[1], x[:3], -x[3:5]
@@ -80,7 +80,7 @@ def test_small_logits_need_no_peak(name, dtype):
             )[1]
 
         traced = jax.jit(run, compiler_options=QUICK)
-        for number in (14.0, 20.0, 64.0):
+        for number in (20.0, 64.0):
             known = jax.jit(lambda x, t=number: run(x, t), compiler_options=QUICK)(x)
             assert_close(widen(known), widen(traced(x, number)), number * NUMBERS[dtype])
 
