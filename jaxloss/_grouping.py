@@ -299,6 +299,8 @@ def _equal_groups(keys: UInt[Array, "n d"], num_groups: int) -> Int32[Array, "n 
     is a pair of a key and, among equal keys, an index: the largest pair with at most as many
     features below it as groups 0 to g hold.
     """
+    # XLA may compute the keys of each search anew, and round the scores behind them in another way.
+    keys = lax.optimization_barrier(keys)
     dim = keys.shape[1]
     ends = np.cumsum(_group_sizes(dim, num_groups), dtype=np.int32)[None, :-1]
     keys = keys[:, None, :]
