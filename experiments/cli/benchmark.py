@@ -30,8 +30,8 @@ class Benchmark:
 
     All forms of a loss run in one process on the same arrays, in turns, after a check that their
     values and gradients agree. Needs the extra `benchmark`, and a C++ compiler for torch.compile.
-    All sizes together take twenty to forty minutes on one CPU core. `python -m experiments.benchmark`
-    is for large batches on a GPU or a TPU.
+    All sizes together take twenty to forty minutes on one CPU core. For large batches on a GPU or
+    a TPU there is `python -m experiments.benchmark`.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ()
