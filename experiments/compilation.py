@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import topologies
 
 from experiments.assembly import Plan, build_learner, plan_run
 from experiments.config import ParallelMode, TrainConfig
@@ -49,20 +47,6 @@ class CompiledStep(NamedTuple):
         """Whether a step fits into the memory of a device; None where that is not known."""
         known = MEMORY.get(self.kind)
         return None if known is None else sum(self.memory.values()) <= known * 2**30
-
-
-def tpu_devices(topology: str) -> Sequence[Any]:
-    """The devices of a TPU topology such as v5e:16x16, which this machine need not have."""
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    # No TPU is used, so several commands may compile at once.
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    except Exception as error:  # Several, from JAX and from libtpu.
-        raise ConfigError(
-            f"TPU topology {topology!r} cannot be described ({str(error).partition(chr(10))[0]}); "
-            'it needs pip install -e ".[tpu]", and a name such as v5e:2x2 or v5e:16x16'
-        ) from error
 
 
 def compile_step(

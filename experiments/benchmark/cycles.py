@@ -8,14 +8,12 @@ It estimates none for kernels of Pallas. The Markdown table goes to the standard
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.experimental import topologies
 
 from experiments.benchmark.accelerator import (
     BY_NAME,
@@ -26,12 +24,13 @@ from experiments.benchmark.accelerator import (
     specs,
     table_of,
 )
+from experiments.errors import ConfigError
+from experiments.topologies import tpu_devices
 
 
 class Operation(NamedTuple):
     """An operation of a compiled program that runs by itself."""
 
-    name: str
     of: str
     """The JAX functions that it comes from."""
     shape: str
@@ -39,9 +38,14 @@ class Operation(NamedTuple):
     trips: int
     is_product: bool
 
+    @property
+    def total(self) -> int:
+        """Cycles of all trips."""
+        return self.cycles * self.trips
+
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_OPERATION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(")
+_OPERATION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][\w\-]*)\(")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r" s32\[\]\S* constant\((\d+)\)")
 _CALLED = re.compile(r"\b(body|condition|to_apply|calls)=%?([\w.\-]+)")
@@ -76,7 +80,7 @@ def operations(program: str) -> list[Operation]:
             found = _OPERATION.match(line)
             if not found:
                 continue
-            operation, shape, kind = found.groups()
+            shape, kind = found.groups()
             called = dict(_CALLED.findall(line))
             if kind == "while":  # Of `lax.scan`: it counts from 0 to the only number.
                 (count,) = _TRIPS.findall("\n".join(bodies[called["condition"]]))
@@ -93,7 +97,7 @@ def operations(program: str) -> list[Operation]:
                     "calls" in called and holds_product(called["calls"])
                 )
                 of = source[1] if source else ""
-                yield Operation(operation, of, shape, int(cycles[1]), trips, is_product)
+                yield Operation(of, shape, int(cycles[1]), trips, is_product)
 
     return list(walk(entry, 1))
 
@@ -125,10 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(options.names).difference(names):
         parser.error(f"unknown loss {sorted(unknown)[0]!r}; choose from {', '.join(names)}")
 
-    # No TPU is used, so several commands may compile at once.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=options.topology)
+    try:
+        device = tpu_devices(options.topology)[0]
+    except ConfigError as error:
+        parser.error(str(error))
     rows, listed = [], []
     for problem in PROBLEMS:
         n, _, C = problem.size
@@ -137,13 +141,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if problem.name not in (options.names or names):
             continue
         print(problem.name, file=sys.stderr, flush=True)
-        found = operations(compiled_text(problem, topology.devices[0]))
-        bare = operations(compiled_text(problem, topology.devices[0], bare=True))
+        found = operations(compiled_text(problem, device))
+        bare = operations(compiled_text(problem, device, bare=True))
         products = total(it for it in found if it.is_product)
         rows.append((problem, total(found), products, total(bare)))
         listed += ["", f"{problem.name}:", ""]
-        for it in sorted(found, key=lambda it: -it.cycles * it.trips)[: options.operations]:
-            times = f"{it.cycles * it.trips / 1e6:.3f} = {it.trips} × {it.cycles:,}"
+        for it in sorted(found, key=lambda it: -it.total)[: options.operations]:
+            times = f"{it.total / 1e6:.3f} = {it.trips} × {it.cycles:,}"
             listed.append(f"- {times}: {it.shape} {it.of}")
 
     print(*lines_of(rows), *(listed if options.operations else ()), sep="\n")
@@ -152,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def total(operations: Iterable[Operation]) -> int:
     """Cycles."""
-    return sum(it.cycles * it.trips for it in operations)
+    return sum(it.total for it in operations)
 
 
 def lines_of(rows: Sequence[tuple[Problem, int, int, int]]) -> list[str]:

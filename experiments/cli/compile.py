@@ -36,7 +36,8 @@ class Compile:
         import jax
 
         jax.config.update("jax_platforms", "cpu")
-        from experiments.compilation import compilation_lines, compile_step, tpu_devices
+        from experiments.compilation import compilation_lines, compile_step
+        from experiments.topologies import tpu_devices
 
         devices = tpu_devices(self.topology)
         heading = f"# {self.config.preset} on {self.topology}, by {self.parallel}"

@@ -239,3 +239,13 @@ def test_cycles_are_added_up_over_the_trips_of_loops():
     ]
     assert found[0].of == "jit(f)/while/body/dot_general"
     assert cycles.total(found) == 1520
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--topology", "v99:1x1"], "'v99:1x1' cannot be described"), (["nac"], "unknown loss 'nac'")],
+)
+def test_cycles_of_what_is_not_there(options, said, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cycles.main(options)
+    assert said in capsys.readouterr().err

@@ -22,7 +22,6 @@ from experiments.compilation import (
     CompiledStep,
     compilation_lines,
     compile_step,
-    tpu_devices,
     transfers,
 )
 from experiments.config import ModelConfig, OptimizerConfig
@@ -33,6 +32,7 @@ from experiments.protocols.few_shot import FewShotEvaluation
 from experiments.protocols.instance import InstanceConfig
 from experiments.protocols.linear_head import build_classifier_loss
 from experiments.runs import evaluate_run, train_run
+from experiments.topologies import tpu_devices
 from experiments.training.checkpoints import class_sharding
 from experiments.training.parallel import device_mesh
 from tests.experiments.tiny_runs import (
