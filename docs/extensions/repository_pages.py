@@ -23,6 +23,7 @@ PAGES = {
     "experiments/PODS.md": "experiments/pods",
     "experiments/README.md": "experiments/index",
     "experiments/RESULTS.md": "papers/index",
+    "experiments/RESULTS_APPENDIX.md": "papers/appendix",
 }
 SECTIONS = {
     "A": "papers/direct_sum",
