@@ -75,25 +75,42 @@ Errors:
   of a hyperparameter.
 """
 
-from jaxloss._classifier import classifier_loss
-from jaxloss._contrastive import supervised_contrastive_loss
-from jaxloss._diagnostics import Discriminability, discriminability
-from jaxloss._grouping import (
+from jaxloss.core.linear import cosine_logits, linear_logits
+from jaxloss.core.sharding import sharded_loss
+from jaxloss.features.diagnostics import Discriminability, discriminability
+from jaxloss.features.prototypes import (
+    PrototypeSeparation,
+    assign_prototypes,
+    prototype_separation,
+    simplex_prototypes,
+    uniform_prototypes,
+)
+from jaxloss.features.retrieval import RetrievalMetrics, retrieval_metrics
+from jaxloss.features.subspace import (
+    SpectralBasis,
+    project_classifier,
+    project_complement,
+    project_spectral_complement,
+    spectral_basis,
+    spectral_overlap,
+)
+from jaxloss.losses.classifier import classifier_loss
+from jaxloss.losses.contrastive import supervised_contrastive_loss
+from jaxloss.losses.grouping import (
     contiguous_groups,
     discriminative_groups,
     group_softmax_loss,
     random_groups,
 )
-from jaxloss._hypersphere import (
+from jaxloss.losses.hypersphere import (
     class_balanced_lengths,
     dot_regression_loss,
     prototype_loss,
     update_class_means,
 )
-from jaxloss._integration import direct_sum_loss, spectral_sum_loss, sum_loss
-from jaxloss._linear import cosine_logits, linear_logits
-from jaxloss._metric import circle_loss, multi_similarity_loss, nca_loss
-from jaxloss._multilabel import (
+from jaxloss.losses.integration import direct_sum_loss, spectral_sum_loss, sum_loss
+from jaxloss.losses.metric import circle_loss, multi_similarity_loss, nca_loss
+from jaxloss.losses.multilabel import (
     asymmetric_loss,
     class_wise_loss,
     multilabel_softmax_loss,
@@ -102,30 +119,13 @@ from jaxloss._multilabel import (
     two_way_loss,
     warp_loss,
 )
-from jaxloss._prototypes import (
-    PrototypeSeparation,
-    assign_prototypes,
-    prototype_separation,
-    simplex_prototypes,
-    uniform_prototypes,
-)
-from jaxloss._prototypical import prototypical_loss
-from jaxloss._proxies import proxy_anchor_loss, proxy_nca_loss
-from jaxloss._queue import Queue, make_queue, push
-from jaxloss._retrieval import RetrievalMetrics, retrieval_metrics
-from jaxloss._sharding import sharded_loss
-from jaxloss._softmax import margin_softmax_loss, sigmoid_loss, softmax_loss
-from jaxloss._subspace import (
-    SpectralBasis,
-    project_classifier,
-    project_complement,
-    project_spectral_complement,
-    spectral_basis,
-    spectral_overlap,
-)
-from jaxloss._towers import info_nce_loss, sigmoid_contrastive_loss
-from jaxloss._triplets import triplet_loss
-from jaxloss._views import barlow_twins_loss, vicreg_loss
+from jaxloss.losses.prototypical import prototypical_loss
+from jaxloss.losses.proxies import proxy_anchor_loss, proxy_nca_loss
+from jaxloss.losses.softmax import margin_softmax_loss, sigmoid_loss, softmax_loss
+from jaxloss.losses.towers import info_nce_loss, sigmoid_contrastive_loss
+from jaxloss.losses.triplets import triplet_loss
+from jaxloss.losses.views import barlow_twins_loss, vicreg_loss
+from jaxloss.pairs.queue import Queue, make_queue, push
 
 __version__ = "0.1.0"
 

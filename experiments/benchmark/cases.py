@@ -15,7 +15,7 @@ from jax import Array, lax
 
 import jaxloss
 from experiments.benchmark.measure import TOLERANCE
-from jaxloss._products import wide_product as product
+from jaxloss.core.products import wide_product as product
 
 SizeName = Literal["paper", "large", "own"]
 

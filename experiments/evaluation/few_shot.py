@@ -23,7 +23,7 @@ from experiments.data.sampling import (
     evaluation_episodes,
     index_classes,
 )
-from jaxloss._products import wide_product as product
+from jaxloss.core.products import wide_product as product
 
 EPISODES_AT_ONCE = 64
 """Bounds the gathered features to about 16 MB at 100 × 640."""

@@ -20,7 +20,7 @@ from experiments.evaluation.few_shot import (
     EpisodeResult,
     evaluate_episodes,
 )
-from jaxloss._products import wide_product as product
+from jaxloss.core.products import wide_product as product
 
 Classifier = Literal["cosine", "linear"]
 """Logits are cosines, or inner products without a bias."""

@@ -13,7 +13,7 @@ import optax
 from jax import Array, lax
 
 from experiments.evaluation.classification import Values, class_accuracies
-from jaxloss._products import wide_product as product
+from jaxloss.core.products import wide_product as product
 
 PENALTIES = np.logspace(-6, 5, 45)
 """The weights of the L2 regularisation of Kobayashi (CVPR 2023, supplement B)."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxloss
-from jaxloss import _tiles
+from jaxloss.pairs import visits
 from tests.jaxloss import harness, references
 from tests.jaxloss.harness import QUICK, P, enable_x64, mesh
 from tests.jaxloss.loss_table import features_and_targets, make_features
@@ -85,7 +85,7 @@ MULTI_SIMILARITY = partial(jaxloss.multi_similarity_loss, mining_margin=0.2)
 )
 def test_pairs_of_given_numbers_around_the_ring(loss, multi_hot, of_references, monkeypatch):
     """The numbers that are given for an anchor stay on its device, and get gradients there."""
-    monkeypatch.setattr(_tiles, "GATHERED_BYTES", 0)
+    monkeypatch.setattr(visits, "GATHERED_BYTES", 0)
     devices, rows = 4, 3
     rng, n = np.random.default_rng(94), devices * rows
     features, targets = features_and_targets(rng, n, np.float64)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxloss
-from jaxloss._grouping import Bound
+from jaxloss.losses.grouping import Bound
 from tests.jaxloss import references
 from tests.jaxloss.harness import (
     compiled,

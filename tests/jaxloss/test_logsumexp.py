@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxloss
-from jaxloss import _logsumexp
+from jaxloss.core import logsumexp
 from tests.jaxloss.harness import QUICK, assert_close, enable_x64, precision, widen
 from tests.tolerances import FLOAT32, FLOAT64
 
@@ -19,8 +19,8 @@ from tests.tolerances import FLOAT32, FLOAT64
 def merged(values, mask):
     """The log-sum-exps, from four parts of the columns."""
     cuts = pairwise((0, 2, 3, 7, 11))
-    parts = [_logsumexp.part(values[:, a:b], mask[:, a:b], axis=1) for a, b in cuts]
-    return _logsumexp.result(reduce(_logsumexp.merge, parts))
+    parts = [logsumexp.part(values[:, a:b], mask[:, a:b], axis=1) for a, b in cuts]
+    return logsumexp.result(reduce(logsumexp.merge, parts))
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_parts_merge_into_the_whole():
 @pytest.mark.parametrize("raised", [False, True])
 def test_minus_infinity_counts_as_no_value_unless_it_is_raised(raised):
     values, mask = jnp.full((1, 11), -jnp.inf), jnp.ones((1, 11), bool)
-    got = merged(_logsumexp.finite_from_below(values) if raised else values, mask)
+    got = merged(logsumexp.finite_from_below(values) if raised else values, mask)
     assert bool(np.isneginf(got[0])) is not raised
 
 
@@ -90,18 +90,18 @@ NUMBERS = {"float64": FLOAT64, "float32": FLOAT32}
 
 @pytest.mark.parametrize("number", [20, 20.0, 1e-9])
 def test_a_known_number_is_in_its_limit(number):
-    assert _logsumexp.is_at_most(20, number)
-    assert not _logsumexp.is_at_most(20, 21.0)
+    assert logsumexp.is_at_most(20, number)
+    assert not logsumexp.is_at_most(20, 21.0)
     jax.jit(_is_not_known)(number)
 
 
 def _is_not_known(traced):
-    assert not _logsumexp.is_at_most(20, traced)
+    assert not logsumexp.is_at_most(20, traced)
 
 
 def test_a_part_without_numbers_is_empty():
-    part = _logsumexp.part_relative_to(jnp.ones(2), jnp.ones((2, 3)), jnp.zeros((2, 3), bool), 1)
-    assert np.isneginf(_logsumexp.result(part)).all()
+    part = logsumexp.part_relative_to(jnp.ones(2), jnp.ones((2, 3)), jnp.zeros((2, 3), bool), 1)
+    assert np.isneginf(logsumexp.result(part)).all()
 
 
 def test_logits_of_no_bound_have_a_peak():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxloss
-from jaxloss import _products
+from jaxloss.core import products
 from tests.jaxloss.harness import (
     QUICK,
     Batch,
@@ -70,7 +70,7 @@ def test_values_and_gradients_of_a_product(platform, dtype, sides):
         numbers(1, (70, 30), low[1]),
         numbers(2, (40, 30)),
     )
-    product = partial(_products.product, low=low)
+    product = partial(products.product, low=low)
     got, back = jax.vjp(product, jnp.asarray(a), jnp.asarray(b))
     d_a, d_b = back(jnp.asarray(cotangent))
     a, b, cotangent = (x.astype(np.float64) for x in (a, b, cotangent))
@@ -89,19 +89,19 @@ def test_a_product_of_parts(platform, dtype, parts, size):
     wide = numbers(3, (20, 50)) * np.float32(size)
     rows = numbers(4, (50, 10), dtype, mean=10.0)
     if parts == 2:
-        wide = np.asarray(_products.rounded(jnp.asarray(wide), dtype))
-    got = jax.jit(partial(_products.times, parts=parts))(wide, jnp.asarray(rows, dtype))
+        wide = np.asarray(products.rounded(jnp.asarray(wide), dtype))
+    got = jax.jit(partial(products.times, parts=parts))(wide, jnp.asarray(rows, dtype))
     expected = wide.astype(np.float64) @ rows.astype(np.float64)
     assert_close(widen(got) / size, expected / size, FLOAT32)
 
 
 def test_rounded_cotangents_are_what_is_multiplied(platform):
     """So that the sums of their rows cancel a large mean of the other factor."""
-    cotangent = _products.rounded(jnp.asarray(numbers(5, (20, 60))), BFLOAT16)
+    cotangent = products.rounded(jnp.asarray(numbers(5, (20, 60))), BFLOAT16)
     ones = jnp.full((60, 8), 256, jnp.bfloat16)
-    products = jax.jit(_products.times)(cotangent, ones)
+    found = jax.jit(products.times)(cotangent, ones)
     sums = jnp.sum(cotangent, axis=1, keepdims=True)
-    np.testing.assert_allclose(products / 256, jnp.broadcast_to(sums, (20, 8)), atol=1e-5)
+    np.testing.assert_allclose(found / 256, jnp.broadcast_to(sums, (20, 8)), atol=1e-5)
 
 
 def test_the_switch_of_jax_is_followed_for_float32():
@@ -110,20 +110,20 @@ def test_the_switch_of_jax_is_followed_for_float32():
         return re.findall(r"precision = \[(\w+), (\w+)\]", text)
 
     arrays = jnp.ones((8, 4)), jnp.ones((4, 8))
-    assert precision(lambda a, b: _products.product(a, b)) == [("HIGHEST", "HIGHEST")]
+    assert precision(lambda a, b: products.product(a, b)) == [("HIGHEST", "HIGHEST")]
     with jax.default_matmul_precision("high"):
-        assert precision(lambda a, b: _products.product(a, b)) == [("HIGH", "HIGH")]
+        assert precision(lambda a, b: products.product(a, b)) == [("HIGH", "HIGH")]
     with jax.default_matmul_precision("bfloat16"):
-        assert precision(lambda a, b: _products.product(a, b)) != [("HIGHEST", "HIGHEST")]
+        assert precision(lambda a, b: products.product(a, b)) != [("HIGHEST", "HIGHEST")]
 
 
 def test_products_on_a_cpu_are_of_wide_numbers():
-    assert _products.low_dtypes(jnp.ones((2, 2), jnp.bfloat16)) == (None,)
+    assert products.low_dtypes(jnp.ones((2, 2), jnp.bfloat16)) == (None,)
 
 
 def test_float64_stays(platform):
     with enable_x64(True):
-        low = _products.low_dtypes(jnp.ones((2, 2), jnp.bfloat16), jnp.ones((2, 2), jnp.float64))
+        low = products.low_dtypes(jnp.ones((2, 2), jnp.bfloat16), jnp.ones((2, 2), jnp.float64))
     assert low == (None, None)
 
 
@@ -131,7 +131,7 @@ def test_float64_stays(platform):
 def test_no_rows_and_cotangents_near_zero(platform, dtype):
     rows = jnp.ones((3, 2), dtype)
     for wide in (jnp.zeros((0, 3)), jnp.full((2, 3), 1e-36, jnp.float32)):
-        got = _products.times(wide, rows)
+        got = products.times(wide, rows)
         assert got.shape == (len(wide), 2)
         np.testing.assert_allclose(got, 3 * wide[:, :2], atol=1e-37)
 
@@ -140,7 +140,7 @@ def test_two_low_dtypes(platform):
     a, b = numbers(6, (5, 40), BFLOAT16), numbers(7, (3, 40), FLOAT16)
     for first, second in ((BFLOAT16, FLOAT16), (FLOAT16, BFLOAT16)):
         rows, others = (a, b) if first == BFLOAT16 else (b, a)
-        got = _products.row_products(jnp.asarray(rows, first), jnp.asarray(others, second))
+        got = products.row_products(jnp.asarray(rows, first), jnp.asarray(others, second))
         assert_close(widen(got), rows.astype(np.float64) @ others.T.astype(np.float64), FLOAT32)
 
 

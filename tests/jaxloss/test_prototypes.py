@@ -107,7 +107,7 @@ def test_rising_temperature_separates_the_closest_pair():
 
 
 def test_descent_follows_the_gradient_of_the_uniformity():
-    from jaxloss import _prototypes
+    from jaxloss.features.prototypes import _uniformity_gradient
 
     prototypes = jnp.asarray(sphere(np.random.default_rng(8), 4, 7), np.float32)
     upper = np.triu_indices(7, 1)
@@ -118,7 +118,7 @@ def test_descent_follows_the_gradient_of_the_uniformity():
         return 7 / 2 * jnp.log(jnp.mean(jnp.exp(-3.0 * squared)))
 
     np.testing.assert_allclose(
-        jax.jit(_prototypes._uniformity_gradient)(prototypes, jnp.asarray(3.0)),
+        jax.jit(_uniformity_gradient)(prototypes, jnp.asarray(3.0)),
         jax.jit(jax.grad(objective))(prototypes),
         rtol=16 * FLOAT32,
         atol=4 * FLOAT32,

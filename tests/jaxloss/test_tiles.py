@@ -10,17 +10,11 @@ import numpy as np
 import pytest
 
 import jaxloss
-from jaxloss import _products, _tiles
-from jaxloss._statistics import LOGSUMEXP, SUM, ByClass, Rows, Statistic
-from jaxloss._tiles import (
-    anchors_and_references,
-    largest,
-    pair_statistics,
-    rows_at,
-    statistics_in_both_directions,
-    statistics_in_two_stages,
-    weighted_sum,
-)
+from jaxloss.core import products
+from jaxloss.pairs import LOGSUMEXP, SUM, ByClass, Statistic, visits
+from jaxloss.pairs.fused import in_two_stages, weighted_sum
+from jaxloss.pairs.rows import Rows, anchors_and_references
+from jaxloss.pairs.visits import Sides, in_both_directions, largest_of, rows_at, statistics_of
 from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, mesh
 from tests.tolerances import FLOAT32
 
@@ -63,7 +57,7 @@ STAGES = (Statistic(LOGSUMEXP, curved), Statistic(SUM, scaled)), level, (Statist
 OF_GIVEN = (Statistic(LOGSUMEXP, against, above), Statistic(SUM, against))
 MOST = 3
 """Statistics of a case."""
-NEGATIVES = (Statistic(SUM, curved, negatives_only=True),)
+NEGATIVES = (Statistic(SUM, curved),)
 BY_KIND = {"plain": STATISTICS, "given": OF_GIVEN, "stages": STATISTICS, "weights": NEGATIVES}
 
 
@@ -90,7 +84,7 @@ def jaccard(a, b):
 def plain(statistics, params, anchors, references, similarity):
     """The statistics by arrays of all pairs, written another way."""
     products = anchors.features @ references.features.T
-    if similarity != "product":
+    if similarity != "inner":
         gaps = anchors.features[:, None, :] - references.features[None, :, :]
         products = -jnp.sum(gaps**2, axis=2)
     used = anchors.valid[:, None] & references.valid[None, :]
@@ -157,14 +151,14 @@ def problem(seed, n=8, m=None, multi_hot=False) -> Any:
 
 
 OFTEN = (
-    ("product", None, 3, "stages"),
-    ("product", 7, 3, "weights"),
+    ("inner", None, 3, "stages"),
+    ("inner", 7, 3, "weights"),
 )
 SELDOM = (
     ("negative_squared_distance", 7, 3, "plain"),
-    ("product", None, None, "stages, multi-hot"),
+    ("inner", None, None, "stages, multi-hot"),
     ("negative_squared_distance", None, None, "plain"),
-    ("product", None, 3, "given, multi-hot"),
+    ("inner", None, 3, "given, multi-hot"),
     ("negative_squared_distance", 7, 3, "given, multi-hot"),
     ("negative_squared_distance", 7, 3, "stages"),
     ("negative_squared_distance", 7, None, "weights"),
@@ -191,15 +185,16 @@ def test_statistics_and_derivatives(similarity, m, block_size, kind):
 
         def tiled(params, own, other, given):
             others: Any = None if other is None else references._replace(features=other)
-            options = {"similarity": similarity, "block_size": block_size}
+            sides = Sides(anchors._replace(features=own), others, similarity, block_size=block_size)
             if kind == "weights":
-                rows = anchors._replace(features=own)
-                total = weighted_sum(*NEGATIVES, params, given, rows, others, **options)
+                of_negatives = Statistic(SUM, lambda s, p: curved(s, False, p))
+                sides = sides._replace(of_towers=True)
+                total = weighted_sum(sides, params, of_negatives, given)
                 return (ByClass(total[None], total[None]),)
-            rows = (params, anchors._replace(features=own, given=given), others)
             if "stages" in kind:
-                return sum(statistics_in_two_stages(*STAGES, *rows, **options), ())
-            return pair_statistics(statistics, *rows, **options)
+                return sum(in_two_stages(sides, params, *STAGES), ())
+            sides = sides._replace(anchors=sides.anchors._replace(given=given))
+            return statistics_of(sides, params, statistics)
 
         def untiled(params, own, other, given):
             rows = anchors._replace(features=own, given=None if kind == "weights" else given)
@@ -238,7 +233,7 @@ def test_statistics_and_derivatives(similarity, m, block_size, kind):
     ("similarity", "block_size", "axis_name"),
     [
         ("negative_squared_distance", 3, None),
-        ("product", 2, "b"),
+        ("inner", 2, "b"),
     ],
 )
 def test_statistics_in_both_directions(similarity, block_size, axis_name):
@@ -246,18 +241,21 @@ def test_statistics_in_both_directions(similarity, block_size, axis_name):
     anchors, references, weights, _ = problem(82, n=8, m=12)
     weights = weights[: len(STATISTICS)]
     of_references = np.random.default_rng(83).normal(size=(len(STATISTICS), 2, 12))
-    options = {"similarity": similarity, "block_size": block_size}
     with enable_x64(True):
         anchors, references = arrays(anchors), arrays(references)
         params = jax.tree.map(jnp.asarray, PARAMS)
         inputs = (params, anchors, references, *map(jnp.asarray, (weights, of_references)))
 
-        def at_once(*rows, axis_name=None):
-            return statistics_in_both_directions(*rows, **options, axis_name=axis_name)
+        def sides(*rows, axis_name=None):
+            return Sides(*rows, similarity, block_size=block_size, axis_name=axis_name)
 
-        def one_by_one(statistics, params, anchors, references):
-            rows = pair_statistics(statistics, params, anchors, references, **options)
-            return rows, pair_statistics(statistics, params, references, anchors, **options)
+        def at_once(statistics, params, *rows, axis_name=None):
+            return in_both_directions(sides(*rows, axis_name=axis_name), params, statistics)
+
+        def one_by_one(statistics, params, *rows):
+            return tuple(
+                statistics_of(sides(*both), params, statistics) for both in (rows, rows[::-1])
+            )
 
         def run(both, total, params, anchors, references, *weights):
             def scalar(leaves):
@@ -293,8 +291,12 @@ def test_the_first_of_the_largest_values(block_size):
     features = jnp.array([[0.0], [1.0], [-1.0], [1.0], [3.0], [jnp.nan], [5.0]])
     labels, valid = jnp.array([0, 0, 0, 0, 1, 0, 2]), jnp.arange(7) != 5
     rows = Rows(jnp.nan_to_num(features), labels, valid, jnp.arange(7))
-    find = partial(largest, similarity="negative_squared_distance", block_size=block_size)
-    found = jax.jit(lambda rows: find(lambda s, own, _: jnp.where(own, s, -s), rows))(rows)
+    sides = Sides(rows, None, "negative_squared_distance", block_size=block_size)
+    found = jax.jit(
+        lambda rows: largest_of(
+            sides._replace(anchors=rows), lambda s, own, _: jnp.where(own, s, -s)
+        )
+    )(rows)
     assert found.positive.value.tolist() == [-1, 0, -1, 0, *3 * [-np.inf]]
     assert found.positive.position[:4].tolist() == [1, 3, 0, 1]
     assert found.negative.value[::2].tolist() == [25, 36, 16, 36]
@@ -313,12 +315,12 @@ def test_products_may_depend_on_the_order_of_their_factors(monkeypatch):
         loss = partial(jaxloss.triplet_loss, labels=jnp.arange(12) % 3, block_size=block_size)
         return jax.jit(jax.grad(lambda x: loss(x)))(features)
 
-    plain = _products.wide_product
+    plain = products.wide_product
     features = jnp.asarray(np.random.default_rng(7).normal(size=(12, 5)), jnp.float32)
     for block_size in (None, 5):
         expected = gradient(block_size)
         with monkeypatch.context() as patch:
-            patch.setattr(_products, "wide_product", product)
+            patch.setattr(products, "wide_product", product)
             chex.assert_trees_all_close(gradient(block_size), expected, atol=8 * FLOAT32)
 
 
@@ -326,7 +328,7 @@ def test_products_may_depend_on_the_order_of_their_factors(monkeypatch):
 @pytest.mark.parametrize("block_size", [None, 2])
 def test_largest_values_over_devices(way, block_size, monkeypatch):
     """NaN is the largest. The rows of references are found, and get their gradients."""
-    monkeypatch.setattr(_tiles, "GATHERED_BYTES", GATHERED_BYTES[way])
+    monkeypatch.setattr(visits, "GATHERED_BYTES", GATHERED_BYTES[way])
     rng = np.random.default_rng(84)
     x, r = (jnp.asarray(rng.integers(-2, 3, (n, 2)), jnp.float32) for n in (8, 12))
     r = r.at[7].set(jnp.nan)
@@ -336,8 +338,8 @@ def test_largest_values_over_devices(way, block_size, monkeypatch):
         given = r, of_references, jnp.ones(len(r), bool)
         valid = jnp.ones(len(x), bool)
         anchors, references = anchors_and_references(x, y, valid, given, axis_name, load=True)
-        options = {"similarity": "product", "block_size": block_size, "axis_name": axis_name}
-        found = largest(lambda s, _own, _: s, anchors, references, **options)
+        sides = Sides(anchors, references, "inner", block_size=block_size, axis_name=axis_name)
+        found = largest_of(sides, lambda s, _own, _: s)
         return found, rows_at(found.positive.position, r, axis_name)
 
     spread = jax.shard_map(
@@ -421,7 +423,7 @@ def on_one_device(with_references):
 )
 def test_devices(with_references, how, way, monkeypatch):
     """`test_devices.py` has all ways to spread rows that are gathered."""
-    monkeypatch.setattr(_tiles, "GATHERED_BYTES", GATHERED_BYTES[way])
+    monkeypatch.setattr(visits, "GATHERED_BYTES", GATHERED_BYTES[way])
     params, batch = nca_problem(with_references)
     axes, shape = (("host", "chip"), (2, 2)) if how == "two axes" else (("b",), (DEVICES,))
     apart = how in ("pmap", "unchecked")  # The results of every device are compared.
@@ -451,7 +453,7 @@ def test_devices(with_references, how, way, monkeypatch):
 
 def test_ring_holds_no_row_of_other_devices_but_one_block(monkeypatch):
     """No array of the whole batch in the program of a device."""
-    monkeypatch.setattr(_tiles, "GATHERED_BYTES", 0)
+    monkeypatch.setattr(visits, "GATHERED_BYTES", 0)
     rows, dim = 6, 11
     step = jax.shard_map(
         lambda x, y: jax.grad(partial(jaxloss.nca_loss, axis_name="b"))(x, y),

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 
 import jaxloss
-from jaxloss import _tiles
+from jaxloss.pairs import visits
 from tests.jaxloss import references
 from tests.jaxloss.harness import QUICK, P, magnitude, mesh, precision, raises, widen
 from tests.tolerances import FLOAT32
@@ -185,7 +185,7 @@ def test_devices_equal_one(name, way, devices, further, monkeypatch):
     if way == "sharded_loss":
         loss = jaxloss.sharded_loss(loss, on, "batch")
     if way == "ring":
-        monkeypatch.setattr(_tiles, "GATHERED_BYTES", 0)
+        monkeypatch.setattr(visits, "GATHERED_BYTES", 0)
         loss = partial(loss, block_size=3)  # Several tiles of a device.
 
     def run(features: Any, params: Any, masks: Any, axis_name: Any = None) -> Any:

@@ -1,0 +1,1 @@
+"""Common ground: checks, batches over devices, products, numerics."""

@@ -1,0 +1,485 @@
+"""Checks of arguments. They run at trace time and look at shapes and dtypes only.
+
+NumPy integers of 64 bits are the exception: JAX cuts them to 32 bits, so that their values must be
+small enough. Arguments typed `Any` come from the user and are not checked yet.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+from jax.typing import DTypeLike
+from jaxtyping import Bool, Float, Integer, Real, Shaped
+
+Number: TypeAlias = int | float | Float[Array, ""]
+"""A hyperparameter: a Python number, or a scalar array that may be traced."""
+
+REDUCTIONS = ("mean", "sum", "none")
+
+_NUMBERED = ("labels", "reference_labels", "ids", "queue.labels")
+"""Arguments `[n]` or `[m]` of which it only matters which numbers are equal."""
+_MASKS = {
+    "where": ("features", "logits", "queries", "first", "second", "sample_weights"),
+    "reference_where": ("references",),
+    "key_where": ("keys",),
+}
+"""Masks, and the arrays of which they leave out rows."""
+_NUMBER_THEM = "number those of all data with np.unique(..., return_inverse=True)[1]"
+
+
+def floating(name: str, value: Any, shape: str) -> Float[Array, " ..."]:
+    """Returns `value` as a float array whose rank is the number of letters in `shape`."""
+    array = as_array(name, value, integers=False)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(f"`{name}` must have a float dtype, got {value.dtype}")
+    _check_rank(name, array, shape)
+    return array
+
+
+def integers(name: str, value: Any, shape: str) -> Integer[Array, " ..."]:
+    """Returns `value` as an integer array of at least 32 bits, with the rank of `shape`."""
+    array = _as_integers(name, value)
+    _check_rank(name, array, shape)
+    return array
+
+
+def columns(name: str, value: Any, shape: str, dim: int, source: str) -> Float[Array, "d _"]:
+    """Returns `value` as a float array with `dim` rows, the number of features in `source`."""
+    array = floating(name, value, shape)
+    if array.shape[0] != dim:
+        raise ValueError(
+            f"`{name}` must have shape {_brackets(shape)} with d = {dim} to match {source}, "
+            f"got {array.shape}"
+        )
+    return array
+
+
+def reference_features(references: Any, features: Float[Array, "n d"]) -> Float[Array, "m d"]:
+    """Returns `references` as a float array with the number of features of `features`."""
+    array = floating("references", references, "m d")
+    if array.shape[1] != features.shape[1]:
+        raise ValueError(
+            f"`references` must have shape [m, d] with d = {features.shape[1]} to match `features` "
+            f"{features.shape}, got {array.shape}"
+        )
+    return array
+
+
+def key_features(keys: Any, queries: Float[Array, "n d"]) -> Float[Array, "m d"]:
+    """Returns `keys` as a float array that has a row for each of `queries`, and perhaps more."""
+    array = floating("keys", keys, "m d")
+    if array.shape[1] != queries.shape[1] or array.shape[0] < queries.shape[0]:
+        raise ValueError(
+            f"`keys` must have shape [m, d] with m at least {queries.shape[0]} and "
+            f"d = {queries.shape[1]} to match `queries` {queries.shape}, got {array.shape}"
+        )
+    return array
+
+
+def same_rows(
+    name: str, array: Shaped[Array, " ..."], other_name: str, other: Shaped[Array, " ..."]
+) -> None:
+    """Raises unless both arrays have the same number of rows."""
+    if array.shape[0] != other.shape[0]:
+        raise ValueError(
+            f"`{name}` and `{other_name}` must have the same number of rows, "
+            f"got shapes {array.shape} and {other.shape}"
+        )
+
+
+def class_labels(
+    labels: Any,
+    scored_name: str,
+    scored: Float[Array, "n _"],
+    *,
+    name: str = "labels",
+    shape: str = "n",
+) -> Integer[Array, " n"]:
+    """Returns the class indices of the rows of `scored`, at least 32 bits wide."""
+    array = as_array(name, labels)
+    if array.ndim == 2 and array.shape[0] == scored.shape[0] and array.shape[1] > 1:
+        raise ValueError(
+            f"`{name}` must have shape {_brackets(shape)}, got {array.shape}; "
+            f"class indices of one-hot {name} are {name}.argmax(1)"
+        )
+    array = integers(name, array, shape)
+    same_rows(name, array, scored_name, scored)
+    return array
+
+
+def not_multi_hot(name: str, labels: Any) -> Any:
+    """Returns labels that are not checked yet, and raises if they have two axes."""
+    if rank(labels) == 2:
+        shape = tuple(labels.shape)
+        raise ValueError(
+            f"`{name}` must have shape [n], got {shape}; "
+            f"class indices of one-hot {name} are {name}.argmax(1)"
+        )
+    return labels
+
+
+def same_labels(labels: Integer[Array, " n"], given: Any, dtype: Any) -> Integer[Array, " n"]:
+    """Returns the labels in the dtype of those of a queue, and raises if it does not have them.
+
+    Args:
+      labels: The checked labels.
+      given: The same, not checked. Only the values of NumPy arrays are looked at.
+      dtype: That of the queue.
+    """
+    if not np.can_cast(labels.dtype, dtype):
+        if not isinstance(given, np.ndarray):
+            raise TypeError(
+                f"`labels` must have a dtype that fits into that of `queue.labels`, {dtype}, got "
+                f"{labels.dtype}; if their values fit, pass labels.astype(jnp.{dtype})"
+            )
+        _check_values("labels", given, dtype)
+    return labels.astype(dtype)
+
+
+def class_sets(
+    labels: Any,
+    scored_name: str,
+    scored: Float[Array, "n _"],
+    *,
+    name: str = "labels",
+    shape: str = "n C",
+) -> Integer[Array, "n C"]:
+    """Returns the multi-hot targets of the rows of `scored` as 1, 0, and -1 for unknown."""
+    array = as_array(name, labels)
+    _check_rank(name, array, shape)
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise TypeError(f"`{name}` must be bool, integers or floats, got dtype {array.dtype}")
+    same_rows(name, array, scored_name, scored)
+    if array.dtype == jnp.bool_:
+        return array.astype(jnp.int8)
+    return (array > 0).astype(jnp.int8) - (array < 0).astype(jnp.int8)
+
+
+def class_targets(
+    name: str, targets: Any, logits: Float[Array, "n C"], *, hint: str = ""
+) -> Float[Array, "n C"]:
+    """Returns the multi-label targets of `logits`, in the dtype of `logits`."""
+    array = as_array(name, targets)
+    _check_same_shape(name, array, "logits", logits, hint)
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise TypeError(f"`{name}` must be bool, integers or floats, got dtype {array.dtype}")
+    return array.astype(logits.dtype)
+
+
+def row_mask(
+    where: Any,
+    scored_name: str,
+    scored: Real[Array, "n ..."],
+    *,
+    name: str = "where",
+    shape: str = "n",
+) -> Bool[Array, " n"] | None:
+    """Returns `where` as a bool array, or None."""
+    if where is None:
+        return None
+    array = as_array(name, where, integers=False)
+    if array.dtype != jnp.bool_:
+        raise TypeError(f"`{name}` must have dtype bool, got {where.dtype}")
+    _check_rank(name, array, shape)
+    same_rows(name, array, scored_name, scored)
+    return array
+
+
+def classifier(
+    features: Float[Array, "n d"], weights: Any, bias: Any = None, *, sub_centres: bool = False
+) -> tuple[Float[Array, "d C *K"], Float[Array, " C"] | None]:
+    """Returns the weights and the bias of a classifier of `features`.
+
+    With `sub_centres`, a class may have several weight vectors, of shape `[d, C, K]`.
+    """
+    weights = floating("weights", weights, "d C K" if sub_centres and rank(weights) == 3 else "d C")
+    if weights.shape[0] != features.shape[1]:
+        raise ValueError(
+            f"`weights` must have shape [d, C] with d = {features.shape[1]} to match `features` "
+            f"{features.shape}, got {weights.shape}; a Flax `kernel` has this layout, "
+            "a PyTorch `weight` is its transpose"
+        )
+    if bias is not None:
+        bias = floating("bias", bias, "C")
+        if bias.shape[0] != weights.shape[1]:
+            raise ValueError(
+                f"`bias` must have shape [C] with C = {weights.shape[1]} to match `weights` "
+                f"{weights.shape}, got {bias.shape}"
+            )
+    return weights, bias
+
+
+def feature_groups(groups: Any, features: Float[Array, "n d"]) -> Integer[Array, "n d"]:
+    """Returns the group of every feature, at least 32 bits wide."""
+    array = _as_integers("groups", groups)
+    hint = "; copy groups that all samples share with jnp.broadcast_to"
+    _check_same_shape("groups", array, "features", features, hint)
+    return array
+
+
+def group_count(num_groups: Any, dim: Any) -> None:
+    """Raises unless `dim` features can be split into `num_groups` groups."""
+    positive_count("num_groups", num_groups)
+    positive_count("dim", dim)
+    if num_groups > dim:
+        raise ValueError(
+            f"`num_groups` must be at most the number of features, {dim}, got {num_groups}"
+        )
+
+
+def positive_count(name: str, value: Any) -> None:
+    """Raises unless `value` is an integer of at least 1."""
+    static(name, value, "a Python integer")
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"`{name}` must be a Python integer, got {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"`{name}` must be at least 1, got {value}")
+
+
+def static(name: str, value: Any, kind: str) -> None:
+    """Raises if `value` is traced, but must be known when a function is traced."""
+    if isinstance(value, Tracer):
+        raise TypeError(
+            f"`{name}` must be {kind}, got a traced array; set it with functools.partial before "
+            f'jax.jit, or with jax.jit(..., static_argnames="{name}")'
+        )
+
+
+def flag(name: str, value: Any) -> None:
+    """Raises unless `value` is a bool. A string such as "False" would be true."""
+    static(name, value, "a Python bool")
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"`{name}` must be a Python bool, got {value!r}")
+
+
+def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raises unless `value` is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {value!r}")
+
+
+def reduction(value: Any) -> None:
+    """Raises unless `value` names a reduction."""
+    choice("reduction", value, REDUCTIONS)
+
+
+def no_terms(loss: str, value: Any) -> None:
+    """Raises unless `value` names a reduction to a scalar."""
+    reduction(value)
+    if value == "none":
+        raise ValueError(
+            f"`reduction` must be mean or sum for {loss}, got 'none': it is no sum over samples"
+        )
+
+
+def in_range(
+    name: str,
+    value: Any,
+    dtype: DTypeLike,
+    *,
+    above: int | float | None = None,
+    at_least: int | float | None = None,
+    below: int | float | None = None,
+) -> Number:
+    """Returns the checked hyperparameter as a Python float, which promotes no array.
+
+    A traced scalar cannot be checked. It is returned in `dtype`, that of the computation.
+    """
+    if isinstance(value, Tracer) and value.ndim == 0:
+        return value.astype(dtype)
+    conditions = ["finite"]
+    conditions += [] if above is None else [f"above {above}"]
+    conditions += [] if at_least is None else [f"at least {at_least}"]
+    conditions += [] if below is None else [f"below {below}"]
+    text = f"`{name}` must be a scalar, {' and '.join(conditions)}, got {value!r}"
+    if isinstance(value, str | bytes | list | tuple | Tracer) or np.ndim(value) != 0:
+        raise TypeError(text + _hint_of_param(name, value))
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise ValueError(text) from error
+    except (TypeError, ValueError) as error:
+        raise TypeError(text + _hint_of_param(name, value)) from error
+    if (
+        not math.isfinite(number)
+        or (above is not None and number <= above)
+        or (at_least is not None and number < at_least)
+        or (below is not None and number >= below)
+    ):
+        raise ValueError(text)
+    return number
+
+
+def number_or_per_class(
+    name: str,
+    value: Any,
+    num_classes: int,
+    dtype: DTypeLike,
+    *,
+    at_least: int | float | None = None,
+) -> Number | Float[Array, " C"]:
+    """Returns a hyperparameter as a number, checked as in `in_range`, or as an array `[C]`."""
+    if not isinstance(value, jax.Array | np.ndarray) or value.ndim == 0:
+        return in_range(name, value, dtype, at_least=at_least)
+    array = floating(name, value, "C")
+    if array.shape[0] != num_classes:
+        raise ValueError(
+            f"`{name}` must be a number or have shape [C] with C = {num_classes}, the number of "
+            f"classes, got {array.shape}"
+        )
+    return array.astype(dtype)
+
+
+def second_view(second: Any, first: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    """Returns `second` as a float array with the shape of `first`."""
+    array = floating("second", second, "n d")
+    _check_same_shape("second", array, "first", first)
+    return array
+
+
+def as_array(name: str, value: Any, *, integers: bool = True) -> Shaped[Array, " ..."]:
+    """Returns a JAX or NumPy array as a JAX array, of the same integers if they are meant."""
+    if not isinstance(value, jax.Array | np.ndarray | np.generic):
+        raise TypeError(
+            f"`{name}` must be a JAX or NumPy array, got {type(value).__name__}"
+            f"{_hint_of_other(name, value)}"
+        )
+    if isinstance(value, Tracer):
+        return jnp.asarray(value)
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"`{name}` must be a plain array, got a masked one; {_hint_of_masked(name, value)}"
+        )
+    try:
+        array = jnp.asarray(value)
+    except TypeError as error:
+        raise TypeError(
+            f"`{name}` must have a dtype that JAX has, got {value.dtype}"
+            f"{_hint_of_dtype(name, value)}"
+        ) from error
+    if integers and jnp.issubdtype(array.dtype, jnp.integer):
+        narrow = jax.dtypes.canonicalize_dtype(array.dtype)
+        if narrow != value.dtype:
+            _check_values(name, np.asarray(value), narrow)
+    return array
+
+
+def rank(value: Any) -> int:
+    """Returns the rank of an array; 0 of all else, which `as_array` refuses."""
+    return getattr(value, "ndim", 0)
+
+
+def _check_values(name: str, value: np.ndarray, dtype: Any) -> None:
+    """Raises if integers lose upper bits in a dtype, as in JAX's own where x64 is not enabled."""
+    if not value.size:
+        return
+    limits, smallest, largest = np.iinfo(dtype), int(value.min()), int(value.max())
+    if limits.min <= smallest and largest <= limits.max:
+        return
+    hint = ""
+    if name in _NUMBERED and not (value.ndim == 2 and value.shape[1] > 1):
+        hint = f"{_NUMBER_THEM}{', but keep negative ones' if smallest < 0 else ''}, or "
+    raise OverflowError(
+        f"`{name}` must have integers that fit into {dtype}, got {smallest} to {largest}; {hint}"
+        'enable 64 bits with jax.config.update("jax_enable_x64", True)'
+    )
+
+
+def _hint_of_dtype(name: str, value: Any) -> str:
+    """What to do about an array of NumPy that JAX does not take."""
+    kind = value.dtype.kind
+    if kind in "iufc" and not value.dtype.isnative:
+        return f'; convert it with {name}.astype({name}.dtype.newbyteorder("="))'
+    if kind == "f":
+        return f"; convert it with {name}.astype(np.float64)"
+    if kind in "SUOmM" and name in _NUMBERED:
+        return f"; {_NUMBER_THEM}"
+    return ""
+
+
+def _hint_of_masked(name: str, value: np.ma.MaskedArray) -> str:
+    if name in _MASKS:
+        return f"convert it with {name}.filled(False)"
+    if name in (*_NUMBERED, "targets"):  # A negative number leaves out a row or a target.
+        signed = value.dtype.kind in "if"
+        return f"convert it with {name}{'' if signed else '.astype(np.int32)'}.filled(-1)"
+    for mask, rows in _MASKS.items():
+        if name in rows:
+            return f"fill it with {name}.filled(0), and leave its masked rows out with {mask}=False"
+    return f"fill it with {name}.filled(...)"
+
+
+def _hint_of_other(name: str, value: Any) -> str:
+    """What to do about a value that is no array."""
+    if isinstance(value, tuple) and hasattr(value, "features"):
+        if name == "keys":
+            return (
+                "; its rows come after the keys of the batch, as in keys=jnp.concatenate([keys, "
+                "queue.features]), key_where=jnp.concatenate([jnp.ones(len(keys), bool), "
+                "queue.labels >= 0])"
+            )
+        return (
+            "; pass its arrays one by one, as in references=queue.features, "
+            "reference_labels=queue.labels"
+        )
+    if hasattr(value, "detach"):
+        widened = ".float()" if "bfloat16" in str(getattr(value, "dtype", "")) else ""
+        return f"; convert it with {name}.detach(){widened}.cpu().numpy()"
+    if hint := _hint_of_param(name, value):
+        return hint
+    if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
+        return "; convert it with jnp.asarray"
+    if isinstance(value, list | tuple) or hasattr(value, "__array__"):
+        return "; convert it with np.asarray"
+    return ""
+
+
+def _hint_of_param(name: str, value: Any) -> str:
+    """What to do about an `nnx.Param`."""
+    is_param = hasattr(value, "__jax_array__") and not isinstance(value, jax.Array)
+    return f"; pass the array of an nnx.Param as {name}[...]" if is_param else ""
+
+
+def _as_integers(name: str, value: Any) -> Integer[Array, " ..."]:
+    array = as_array(name, value)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"`{name}` must have an integer dtype, got {array.dtype}")
+    return array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
+
+
+def _check_rank(name: str, array: Shaped[Array, " ..."], shape: str) -> None:
+    axes = shape.split()
+    if array.ndim != len(axes):
+        is_column = array.ndim == 2 and array.shape[1] == 1 and len(axes) == 1
+        hint = f"; the numbers of a column are {name}[:, 0]" if is_column else ""
+        raise ValueError(f"`{name}` must have shape {_brackets(shape)}, got {array.shape}{hint}")
+    empty = [axis for axis, size in zip(axes, array.shape, strict=True) if size == 0]
+    if fixed := [axis for axis in empty if axis not in ("n", "m")]:
+        raise ValueError(
+            f"`{name}` must have shape {_brackets(shape)} with {fixed[0]} at least 1, "
+            f"got {array.shape}"
+        )
+
+
+def _check_same_shape(
+    name: str,
+    array: Shaped[Array, " ..."],
+    other_name: str,
+    other: Float[Array, "n _"],
+    hint: str = "",
+) -> None:
+    if array.shape != other.shape:
+        raise ValueError(
+            f"`{name}` must have the shape of `{other_name}`, {other.shape}, "
+            f"got {array.shape}{hint}"
+        )
+
+
+def _brackets(shape: str) -> str:
+    return f"[{', '.join(shape.split())}]"

@@ -1,0 +1,396 @@
+"""Logits, norms and distances: the linear algebra that the losses share."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+from jaxtyping import Bool, Float
+
+from jaxloss.core import checks
+from jaxloss.core.backend import on_cpu
+from jaxloss.core.products import Low, low_dtypes, product
+from jaxloss.core.sharding import divided
+
+
+def widen(*arrays: Float[Array, " ..."]) -> tuple[Float[Array, " ..."], ...]:
+    """Returns the arrays in one dtype: float64 if any of them is float64, otherwise float32."""
+    wide = wide_dtype(*arrays)
+    return tuple(array.astype(wide) for array in arrays)
+
+
+def wide_dtype(*arrays: Float[Array, " ..."]) -> DTypeLike:
+    """Returns the dtype in which functions of these arrays are computed."""
+    return jnp.float64 if any(array.dtype == jnp.float64 for array in arrays) else jnp.float32
+
+
+def sizes_are_known(*sizes: Any) -> bool:
+    """Returns whether the sizes are numbers. In `jax.export`, they can be symbols."""
+    return all(isinstance(size, int) for size in sizes)
+
+
+def product_with_columns(
+    rows: Float[Array, "n d"], columns: Float[Array, "d C"], low: tuple[Low, Low] = (None, None)
+) -> Float[Array, "n C"]:
+    """Returns `product(rows, columns, low)`, on CPUs with a fast gradient for few columns."""
+    number, num_columns = rows.shape[0], columns.shape[1]
+    if on_cpu() and sizes_are_known(number, num_columns) and 4 * num_columns <= number:
+        # XLA for CPUs takes up to three times as long for `[d, C]` gradients as for `[C, d]` ones.
+        columns = lax.optimization_barrier(columns.T).T
+    return product(rows, columns, low)
+
+
+def negative_squared_distances(
+    products: Float[Array, "a b"],
+    own_squares: Float[Array, " a"],
+    other_squares: Float[Array, " b"],
+) -> Float[Array, "a b"]:
+    """Returns `−‖x_i − y_j‖²` from `x_i · y_j`, `‖x_i‖²` and `‖y_j‖²`. It is never positive."""
+    distances = own_squares[:, None] + other_squares[None, :] - 2 * products
+    # Clamp the value only: a clamped gradient has wrong second derivatives.
+    return -(distances + lax.stop_gradient(jnp.maximum(-distances, 0)))
+
+
+def rounding_of_squares(
+    squares: Float[Array, " *shape"], norms: Float[Array, " *#shape"]
+) -> Float[Array, " *shape"]:
+    """Returns the rounding error of squared distances from rows of these squared norms."""
+    return 16 * jnp.finfo(squares.dtype).eps * (norms + squares)
+
+
+def distances_of_squares(
+    squares: Float[Array, " *shape"], norms: Float[Array, " *#shape"]
+) -> Float[Array, " *shape"]:
+    """Returns the distances, from their squares and the squared norms of one side's rows.
+
+    The root has no gradient at 0. There, the square is all rounding error, which the root enlarges.
+    """
+    zero = squares <= rounding_of_squares(squares, norms)
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, squares)))
+
+
+class InverseNorms(NamedTuple):
+    """Norms of vectors: `1 / ‖x‖ = scale · relative`, a product that could underflow."""
+
+    scale: Float[Array, "c d"]
+    relative: Float[Array, "c d"]
+    """0 for a zero vector."""
+
+
+def inverse_norms(
+    x: Float[Array, "a b"], *, axis: int, skipped: Bool[Array, "c d"] | None = None
+) -> InverseNorms:
+    """Returns the inverse norms along `axis`; 1 and 0 for skipped vectors."""
+    limits = jnp.finfo(x.dtype)
+    if skipped is not None:  # The same numbers, without a gradient where they are not finite.
+        x = jnp.where(skipped, lax.stop_gradient(x), x)
+    squared = jnp.sum(x * x, axis=axis, keepdims=True)
+    # False if a square has overflowed or underflowed, for NaN, and for a zero vector.
+    in_range = (squared > limits.tiny / limits.eps**2) & (squared <= limits.max)
+    in_range = in_range if skipped is None else in_range | skipped
+    norms = lax.cond(
+        jnp.all(in_range),
+        lambda squared, _: InverseNorms(jnp.ones_like(squared), lax.rsqrt(squared)),
+        partial(_scaled_inverse_norms, axis),
+        *(squared, x),
+    )
+    if skipped is not None:
+        scale, relative = norms  # Of a row of NaN, which 0 times its scale would not remove.
+        norms = InverseNorms(jnp.where(skipped, 1, scale), jnp.where(skipped, 0, relative))
+    return norms
+
+
+def _scaled_inverse_norms(
+    axis: int, _: Float[Array, "c d"], x: Float[Array, "a b"]
+) -> InverseNorms:
+    """Returns them relative to `4 / max|x|`, so that no square overflows or underflows."""
+    largest = jnp.max(jnp.abs(x), axis=axis, keepdims=True)
+    # Above tiny, 4 / max|x| is a normal number. 1 / max|x| is not near the largest float.
+    zero = largest <= jnp.finfo(x.dtype).tiny  # False for NaN, so that NaN stays visible.
+    scale = 4 / jnp.where(zero, 1, largest)
+    squared = jnp.sum((x * scale) ** 2, axis=axis, keepdims=True)
+    return InverseNorms(scale, jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squared))))
+
+
+def power_of_two_scale(x: Float[Array, " ..."], *, axis: int = -1) -> Float[Array, " ..."]:
+    """Returns powers of two that bring the largest number of each vector near to 2^8.
+
+    No square of a vector times this overflows or underflows, and a product with a low-precision
+    vector is exact.
+    """
+    largest = jnp.max(jnp.abs(lax.stop_gradient(x)), axis=axis, keepdims=True)
+    usable = (largest > 0) & (largest < jnp.inf)
+    _, exponent = jnp.frexp(jnp.where(usable, largest, 1))
+    return jnp.ldexp(jnp.ones_like(largest), jnp.clip(8 - exponent, -126, 126))
+
+
+def inverse_norms_of_scaled(x: Float[Array, " ..."], *, axis: int = -1) -> Float[Array, " ..."]:
+    """Returns the inverse norms of vectors that are `scaled`, and 0 for a zero vector."""
+    squared = jnp.sum(x * x, axis=axis)
+    zero = squared == 0  # False for NaN, so that NaN stays visible.
+    return jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squared)))
+
+
+def power_of_two_scaled(rows: Float[Array, "n d"], valid: Bool[Array, " n"]) -> Float[Array, "n d"]:
+    """Returns rows times powers of two, which is exact, so that no square over- or underflows.
+
+    Rows whose squares are far from that stay as they are. Most often, these are all valid ones.
+    """
+    squared = jnp.sum(rows.astype(jnp.float32) ** 2, axis=1)
+    usual = (squared > 2.0**-60) & (squared < 2.0**60)  # False for NaN, and for a zero vector.
+
+    def careful(rows: Array) -> Array:
+        wide = rows.astype(jnp.float32)
+        scale = jnp.where(usual[:, None], 1, power_of_two_scale(wide))
+        return (wide * scale).astype(rows.dtype)
+
+    return lax.cond(jnp.all(usual | ~valid), lambda rows: rows, careful, rows)
+
+
+def tangential(
+    gradient: Float[Array, " ..."],
+    x: Float[Array, " ..."],
+    inverse_norms: Float[Array, " ..."],
+    *,
+    axis: int = -1,
+) -> Float[Array, " ..."]:
+    """Returns the part of a gradient across `x`, along which a unit vector does not change.
+
+    It is 0 for a zero vector. The inverse norms have an axis of length 1.
+    """
+    along = jnp.sum(x * gradient, axis=axis, keepdims=True) * inverse_norms**2
+    return jnp.where(inverse_norms == 0, 0, gradient - x * along)
+
+
+def l2_normalize(
+    x: Float[Array, "a b"],
+    valid: Bool[Array, " a"] | None = None,
+    *,
+    axis: int = -1,
+    norms: InverseNorms | None = None,
+) -> Float[Array, "a b"]:
+    """Returns unit vectors along `axis`. A zero vector stays zero and has a zero gradient.
+
+    So does a row that is not valid. It reads the rows as they are: zeros in place of the invalid
+    ones would be another array. If the inverse norms are known, they are not computed again.
+    """
+    if norms is None:
+        skipped = None if valid is None else ~valid[:, None]
+        norms = inverse_norms(x, axis=axis, skipped=skipped)
+    return _units(x, norms, axis)[0]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _units(
+    x: Float[Array, "a b"], norms: InverseNorms, axis: int
+) -> tuple[Float[Array, "a b"], Float[Array, "c d"]]:
+    """Returns unit vectors along `axis`, and the inverse norms.
+
+    The rule below ignores the derivative of the norms, which it has in closed form. In a scan, JAX
+    may differentiate this body in its place, and needs it.
+    """
+    units = jnp.where(norms.relative == 0, 0, x * norms.scale * norms.relative)
+    return units, norms.scale * norms.relative
+
+
+@_units.defjvp
+def _units_jvp(axis: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """`∂u = (∂x − u (u · ∂x)) / ‖x‖` reads the unit vectors, which a loss has, and not x."""
+    (x, norms), (d_x, _) = primals, tangents
+    units, inverse = _units(x, norms, axis)
+    d_x = jnp.where(inverse == 0, 0, d_x)
+    along = jnp.sum(units * d_x, axis=axis, keepdims=True)
+    # Without this mask, XLA for CPUs computes the gradient inside a product, which is slower.
+    along = jnp.where(inverse == 0, 0, along)
+    d_units = d_x * inverse - units * (along * inverse)
+    return (units, inverse), (d_units, -along * inverse * inverse)
+
+
+@jax.custom_jvp
+def row_norms(x: Float[Array, "n d"], valid: Bool[Array, " n"]) -> Float[Array, " n"]:
+    """Returns `‖x_i‖`, and 0 in invalid rows. A zero row has a zero gradient.
+
+    It reads the rows as they are. Zeros in place of the invalid ones would be another array.
+    """
+    limits = jnp.finfo(x.dtype)
+    squared = jnp.sum(x * x, axis=1)
+    # False if a square has overflowed or underflowed in a valid row, for NaN, and for a zero row.
+    in_range = (squared > limits.tiny / limits.eps**2) & (squared <= limits.max)
+    exact = jnp.all(in_range | ~valid)
+    norms = lax.cond(exact, lambda squared, _: jnp.sqrt(squared), _scaled_norms, squared, x)
+    return jnp.where(valid, norms, 0)
+
+
+def _scaled_norms(_: Float[Array, " n"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
+    scale = jnp.max(jnp.abs(x), axis=1)
+    zero = scale < jnp.finfo(x.dtype).tiny  # False for NaN, so that NaN stays visible.
+    scaled = x / jnp.where(zero, 1, scale)[:, None]
+    return jnp.where(zero, 0, scale * jnp.sqrt(jnp.sum(scaled * scaled, axis=1)))
+
+
+@row_norms.defjvp
+def _row_norms_jvp(
+    primals: tuple[Float[Array, "n d"], Bool[Array, " n"]],
+    tangents: tuple[Float[Array, "n d"], Any],
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    (x, valid), (d_x, _) = primals, tangents
+    norms = row_norms(x, valid)
+    units = jnp.where(valid[:, None], x, 0) * inverse_or_zero(norms)[:, None]
+    return norms, jnp.sum(units * d_x, axis=1)
+
+
+def inverse_or_zero(norms: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Returns `1 / ‖x‖`, and 0 for a zero row."""
+    return jnp.where(norms == 0, 0, 1 / jnp.where(norms == 0, 1, norms))
+
+
+def unit_gaps(
+    a: Float[Array, "n d"],
+    b: Float[Array, "n d"],
+    inverse_a: Float[Array, " n"],
+    inverse_b: Float[Array, " n"],
+) -> Float[Array, " n"]:
+    """Returns `1 − cos(a_i, b_i)` from the rows and their inverse norms; 1 for a zero row.
+
+    It is computed as `½‖â − b̂‖²`, which does not cancel for cosines close to 1.
+    """
+    gaps = jnp.sum((a * inverse_a[:, None] - b * inverse_b[:, None]) ** 2, axis=1) / 2
+    return jnp.where((inverse_a == 0) | (inverse_b == 0), 1, gaps)
+
+
+@jax.custom_jvp
+def cosine_gaps(
+    a: Float[Array, "n d"], b: Float[Array, "n d"], valid: Bool[Array, " n"]
+) -> Float[Array, " n"]:
+    """Returns `1 − cos(a_i, b_i)`, which is 1 for a zero row. Invalid rows have no gradient."""
+    inverse_a, inverse_b = (inverse_or_zero(row_norms(rows, valid)) for rows in (a, b))
+    return unit_gaps(a, b, inverse_a, inverse_b)
+
+
+@cosine_gaps.defjvp
+def _cosine_gaps_jvp(
+    primals: tuple[Float[Array, "n d"], Float[Array, "n d"], Bool[Array, " n"]],
+    tangents: tuple[Float[Array, "n d"], Float[Array, "n d"], Any],
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """`∂(1 − cos)/∂a = (cos · â − b̂) / ‖a‖`, in one pass over both factors."""
+    (a, b, valid), (d_a, d_b, _) = primals, tangents
+    gaps = cosine_gaps(a, b, valid)
+    inverse_a, inverse_b = (inverse_or_zero(row_norms(rows, valid)) for rows in (a, b))
+    a, b = jnp.where(valid[:, None], a, 0), jnp.where(valid[:, None], b, 0)
+    cosines = jnp.where((inverse_a == 0) | (inverse_b == 0), 0, 1 - gaps)
+
+    def part(
+        x: Array, y: Array, inverse_x: Array, inverse_y: Array, d_x: Array
+    ) -> Float[Array, " n"]:
+        # Without the halves, XLA writes out [n, d] broadcasts that it shares with the value.
+        towards = x * (cosines * inverse_x / 2)[:, None] - y * (inverse_y / 2)[:, None]
+        return jnp.sum(towards * (2 * inverse_x)[:, None] * d_x, axis=1)
+
+    return gaps, part(a, b, inverse_a, inverse_b, d_a) + part(b, a, inverse_b, inverse_a, d_b)
+
+
+@divided("rows")
+def linear_logits(
+    features: Float[Array, "n d"],
+    weights: Float[Array, "d C"],
+    bias: Float[Array, " C"] | None = None,
+) -> Float[Array, "n C"]:
+    r"""Logits of a linear classifier.
+
+    .. math:: z_{ic} = w_c^\top x_i + b_c
+
+    Args:
+      features: `[n, d]`.
+      weights: `[d, C]`, one column per class (the layout of a Flax `kernel`).
+      bias: `[C]`, or None.
+
+    Returns:
+      Logits `[n, C]`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> features, weights = jnp.array([[1.0, 2.0]]), jnp.array([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])
+      >>> print(jaxloss.linear_logits(features, weights, jnp.array([0.5, 0.0, 0.0])))
+      [[1.5 2.  3. ]]
+
+    References:
+      Liu et al., Negative Margin Matters, ECCV 2020, eq. (7), the inner product.
+    """
+    features = checks.floating("features", features, "n d")
+    weights, bias = checks.classifier(features, weights, bias)
+    arrays = (features, weights) if bias is None else (features, weights, bias)
+    low = low_dtypes(*arrays)[:2]
+    features, weights, *rest = widen(*arrays)
+    logits = product_with_columns(features, weights, low)
+    return logits + rest[0][None, :] if rest else logits
+
+
+def flat_columns(weights: Float[Array, "d C *K"]) -> Float[Array, "d _"]:
+    """Returns the weight vectors as columns, with the sub-centres of a class side by side."""
+    return weights.reshape(weights.shape[0], -1)
+
+
+def largest_of_class(
+    products: Float[Array, "n _"], weights: Float[Array, "d C *K"]
+) -> Float[Array, "n C"]:
+    """Returns the largest product of each class from those with `flat_columns(weights)`."""
+    if weights.ndim == 2:
+        return products
+    return jnp.max(products.reshape(products.shape[0], *weights.shape[1:]), axis=2)
+
+
+@divided("rows")
+def cosine_logits(
+    features: Float[Array, "n d"], weights: Float[Array, "d C *K"]
+) -> Float[Array, "n C"]:
+    r"""Cosines between features and the weight vectors of the classes.
+
+    .. math:: z_{ic} = \cos(w_c, x_i) = \frac{w_c^\top x_i}{\|w_c\| \, \|x_i\|}
+
+    A zero vector has zero logits and a zero gradient.
+
+    Args:
+      features: `[n, d]`.
+      weights: `[d, C]`, one column per class; or `[d, C, K]` for K sub-centres per class, of which
+        the largest cosine counts. Equal cosines share the gradient.
+
+    Returns:
+      Cosines `[n, C]`.
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np, jaxloss
+      >>> features, weights = jnp.array([[3.0, 4.0]]), jnp.array([[2.0, 0.0], [0.0, 5.0]])
+      >>> print(np.asarray(jaxloss.cosine_logits(features, weights)).round(2))
+      [[0.6 0.8]]
+
+    References:
+      Liu et al., Negative Margin Matters, ECCV 2020, eq. (8).
+      Deng et al., Sub-center ArcFace, ECCV 2020 (sub-centres).
+    """
+    features = checks.floating("features", features, "n d")
+    weights, _ = checks.classifier(features, weights, sub_centres=True)
+    low = low_dtypes(features, weights)
+    features, weights = widen(features, weights)
+    return largest_of_class(cosines(features, flat_columns(weights), low), weights)
+
+
+def cosines(
+    rows: Float[Array, "n d"],
+    columns: Float[Array, "d C"],
+    low: tuple[Low, Low] = (None, None),
+    valid: Bool[Array, " n"] | None = None,
+) -> Float[Array, "n C"]:
+    """Returns the cosines of rows and columns. They are 0 for rows that are not valid."""
+    if low == (None, None):
+        units = l2_normalize(columns, axis=0)
+        return product_with_columns(l2_normalize(rows, valid), units)
+    # The norms come in after the product: a unit vector is not exact in a low dtype.
+    rows = rows if valid is None else jnp.where(valid[:, None], rows, 0)
+    rows, columns = rows * power_of_two_scale(rows), columns * power_of_two_scale(columns, axis=0)
+    of_rows = inverse_norms_of_scaled(rows)
+    of_columns = inverse_norms_of_scaled(columns, axis=0)
+    return product(rows, columns, low) * of_rows[:, None] * of_columns[None, :]

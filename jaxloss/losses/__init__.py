@@ -1,0 +1,1 @@
+"""Formulas: a family of losses a file."""

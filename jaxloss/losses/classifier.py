@@ -1,0 +1,664 @@
+"""Softmax cross-entropy of a classifier, with its classes visited block by block.
+
+Of each row three numbers are kept: the log-sum-exp over the other classes, the target's logit, and
+the sum of the logits. The gradient visits the blocks again. It computes their logits anew, unless
+the array of the weights' gradient, `[d, C]`, has the room to keep them until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Bool, Float, Integer
+
+from jaxloss.core import checks, logsumexp
+from jaxloss.core.backend import indices, on_cpu
+from jaxloss.core.batch import (
+    AxisName,
+    Reduction,
+    axis_names,
+    axis_size,
+    first_position,
+    labelled_rows,
+    nan_where_no_class,
+    of_own_class,
+    reduce,
+    sum_over,
+    vary_alike,
+)
+from jaxloss.core.blocks import classes_of_logits
+from jaxloss.core.checks import Number
+from jaxloss.core.linear import (
+    InverseNorms,
+    flat_columns,
+    inverse_norms,
+    inverse_norms_of_scaled,
+    inverse_or_zero,
+    l2_normalize,
+    largest_of_class,
+    power_of_two_scale,
+    product_with_columns,
+    sizes_are_known,
+    tangential,
+    wide_dtype,
+)
+from jaxloss.core.logsumexp import Part, is_at_most, softplus, unless_left_out
+from jaxloss.core.products import Low, low_dtypes, rounded, row_products, times, wide_product
+from jaxloss.core.sharding import divided
+from jaxloss.losses.margins import lowering, margins_of_samples
+
+Similarity: TypeAlias = Literal["inner", "cosine"]
+_Carry = TypeVar("_Carry")
+
+
+class _Rows(NamedTuple):
+    """What the loss needs of the logits `[n, C]` of its rows, each `[n]`."""
+
+    target: Float[Array, " n"]
+    """Logit of the target; 0 if it is not among the classes."""
+    rest: Float[Array, " n"]
+    """Log-sum-exp over the classes other than the target; the lowest float if there are none."""
+    total: Float[Array, " n"]
+    """Sum over the classes."""
+
+
+@divided()
+def classifier_loss(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    weights: Float[Array, "d C *K"],
+    bias: Float[Array, " C"] | None = None,
+    *,
+    similarity: Similarity = "inner",
+    margin: Number | Float[Array, " C"] = 0.0,
+    scale: Number = 1.0,
+    sample_margin: Float[Array, " n"] | None = None,
+    angular_margin: Number | Float[Array, " C"] = 0.0,
+    sample_angular_margin: Float[Array, " n"] | None = None,
+    label_smoothing: Number = 0.0,
+    block_size: int | None = None,
+    class_axis_name: AxisName | None = None,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Softmax cross-entropy of a linear or cosine classifier, for any number of classes.
+
+    .. math:: \ell_i = -\sum_c t_{ic} \log \frac{e^{a_{ic}}}{\sum_k e^{a_{ik}}},
+       \quad a_{ic} = β (z_{ic} - m_i [y_i = c]),
+       \quad t_{ic} = (1-ε) [y_i = c] + ε / C
+
+    It equals `margin_softmax_loss` of `linear_logits` or `cosine_logits`; with m = 0 and β = 1, it
+    equals `softmax_loss` of them. With angular margins, the target's cosine changes as in
+    `margin_softmax_loss`, before the bias is added. If the classes are visited in several blocks,
+    the logits `[n, C]`, or `[n, C, K]`, need no memory of their own.
+
+    Args:
+      features: `[n, d]`.
+      labels: `[n]`, class indices.
+      weights: `[d, C]`, one column per class; or `[d, C, K]` for K sub-centres per class, of which
+        the largest cosine counts, with `similarity="cosine"` only.
+      bias: `[C]`, or None: added to z. A class of −∞ is left out, if ε = 0; with label
+        smoothing, the loss of such a class is infinite.
+      similarity: `"inner"` for z of `linear_logits`, `"cosine"` for z of `cosine_logits`.
+      margin: m, any number, or `[C]` for a margin per class.
+      scale: β > 0.
+      sample_margin: `[n]`, or None: added to m.
+      angular_margin: Radians ≥ 0, a number or `[C]`; `similarity="cosine"` only.
+      sample_angular_margin: `[n]` of any sign, or None: added to the angular margin;
+        `similarity="cosine"` only.
+      label_smoothing: ε in [0, 1). It smooths the targets of the scaled logits a, so the margin
+        also lowers the target's logit in the mean over the classes.
+      block_size: Number of classes in a block. By default it follows from the shapes and the
+        backend, with a single block where n·C is small or C ≤ 4d. A single block keeps its logits
+        for the gradient. So do several if n ≤ d, in the memory of the weights' gradient; otherwise
+        they are computed again, as always for bfloat16 and float16 on an accelerator. These and
+        several blocks have a custom gradient, without forward mode: `jax.jvp` of the loss raises
+        a `TypeError`. `jax.grad` and `jax.jvp` of its gradient work.
+      class_axis_name: A mapped axis, or a tuple of them, over which the classes are split. Each
+        device passes its columns of `weights` and `bias`, and its margins `[C]`, in the order of
+        the axis, and the same features and labels. Labels stay indices among all classes. Devices
+        exchange a few numbers per row. Take the gradient outside `jax.shard_map`, or inside with
+        `check_vma=True`: the weights' gradient is that of the device's own columns, and the
+        features' gradient is complete on every device. Inside `jax.pmap`, or with
+        `check_vma=False`, JAX adds up the loss of all devices of the axis: divide the gradients of
+        `weights`, `bias` and margins `[C]` by the size of the axis, and take `jax.lax.pmean` of the
+        other gradients over it.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Raises:
+      ValueError: If `scale`, `label_smoothing`, `angular_margin` or `block_size` is out of range,
+        `similarity` is unknown, `similarity="inner"` comes with angular margins or sub-centres, or
+        `class_axis_name` has an axis of `axis_name`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> features, labels = jnp.array([[1.0, 2.0], [2.0, 0.0]]), jnp.array([1, 0])
+      >>> print(f"{jaxloss.classifier_loss(features, labels, jnp.eye(2), block_size=1):.4f}")
+      0.2201
+
+    References:
+      Liu et al., Negative Margin Matters, ECCV 2020, eq. (7), (8).
+      Deng et al., ArcFace, CVPR 2019, eq. (3); Sub-center ArcFace, ECCV 2020.
+      Milakov and Gimelshein, Online Normalizer Calculation for Softmax, 2018.
+    """
+    checks.choice("similarity", similarity, ("inner", "cosine"))
+    if block_size is not None:
+        checks.positive_count("block_size", block_size)
+    features, labels, valid = labelled_rows(features, labels, where)
+    weights, bias = checks.classifier(features, weights, bias, sub_centres=similarity == "cosine")
+    if shared := axis_names(axis_name) & axis_names(class_axis_name):
+        raise ValueError(
+            f"`class_axis_name` and `axis_name` must have no axis in common, got {set(shared)}"
+        )
+
+    wide = wide_dtype(*jax.tree.leaves((features, weights, bias)))
+    scale = checks.in_range("scale", scale, wide, above=0)
+    label_smoothing = checks.in_range("label_smoothing", label_smoothing, wide, at_least=0, below=1)
+    margins = margins_of_samples(
+        margin,
+        angular_margin,
+        sample_margin,
+        sample_angular_margin,
+        labels,
+        valid,
+        wide,
+        weights.shape[1],
+        class_axis_name,
+    )
+    if margins.angle is not None and similarity == "inner":
+        raise ValueError(
+            "`angular_margin` and `sample_angular_margin` are for cosines, got "
+            "similarity='inner'; use similarity='cosine'"
+        )
+
+    # Of the logits β z: the target's, log Σ e^(β z) over the other classes, and Σ β z over all.
+    target, rest, total = _over_classes(
+        features, labels, weights, bias, scale, similarity, block_size, class_axis_name
+    )
+    # Without angles, no cosine is needed.
+    cosines = target
+    if margins.angle is not None:
+        cosines = _target_cosines(target, labels, bias, scale, class_axis_name)
+    lowered_by = scale * lowering(margins, cosines)
+    target = target - lowered_by
+    # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
+    values = softplus(rest - target)
+    num_classes = weights.shape[1] * (1 if class_axis_name is None else axis_size(class_axis_name))
+    if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
+        gaps = target - (total - lowered_by) / num_classes
+        if isinstance(label_smoothing, jax.Array):  # At 0, a class that is left out adds nothing.
+            gaps = jnp.where((label_smoothing == 0) & (gaps == jnp.inf), 0, gaps)
+        values = values + label_smoothing * gaps
+    values = nan_where_no_class(values, labels, valid, num_classes)
+    return reduce(values, valid, sample_weights, reduction, axis_name)
+
+
+def _target_cosines(
+    target: Float[Array, " n"],
+    labels: Integer[Array, " n"],
+    bias: Float[Array, " C"] | None,
+    scale: Number,
+    class_axis_name: AxisName | None,
+) -> Float[Array, " n"]:
+    """Returns cos θ from the target's logit `β (cos θ + b)`."""
+    if bias is None:
+        return target / scale
+    own_bias = of_own_class(bias.astype(target.dtype), labels, class_axis_name)
+    # A class that is left out has an infinite loss, whatever its cosine.
+    return jnp.where(own_bias == -jnp.inf, 0, target / scale - own_bias)
+
+
+def _over_classes(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    weights: Float[Array, "d C *K"],
+    bias: Float[Array, " C"] | None,
+    scale: Number,
+    similarity: Similarity,
+    block_size: int | None,
+    class_axis_name: AxisName | None,
+) -> _Rows:
+    """Returns what the loss needs of the logits `β z`, also of classes on other devices."""
+    wide = wide_dtype(*jax.tree.leaves((features, weights, bias)))
+    low = low_dtypes(*jax.tree.leaves((features, weights, bias)))[:2]
+    features = features.astype(wide)
+    if bias is not None:
+        bias = bias.astype(wide)
+        bias = unless_left_out(scale, bias) * bias
+    num_classes = weights.shape[1]
+    size = block_size
+    if size is None:
+        (number, dim), num_columns = features.shape, weights.size // features.shape[1]
+        size = classes_of_logits(number, dim, num_classes, num_columns)
+    first = first_position(num_classes, class_axis_name)
+    labels = labels - jnp.asarray(first, labels.dtype)
+    if any(low):
+        # Norms and scale come in after the product: before it, rows would not be exact.
+        factors = jnp.full_like(features, scale, shape=labels.shape)
+        if similarity == "cosine":
+            features = features * power_of_two_scale(features)
+            factors = factors * inverse_norms_of_scaled(features)
+        given = vary_alike((features, factors, labels, weights, bias))
+        near = bias is None and similarity == "cosine" and is_at_most(64, scale)
+        kind = _Exact(low, min(size, num_classes), similarity, near and num_classes >= _SAMPLED)
+        rows: Any = _in_exact_blocks(kind, *given)
+    else:
+        # Scaled features and a scaled bias have scaled logits.
+        features = scale * (l2_normalize(features) if similarity == "cosine" else features)
+        visit = _one_block if size >= num_classes else partial(_in_blocks, size)
+        rows = visit(similarity, *vary_alike((features, labels, weights, bias)))
+    if class_axis_name is None:
+        return rows
+    every = jnp.ones_like(rows.rest, dtype=bool)
+    rest = logsumexp.logsumexp(
+        rows.rest[:, None], every[:, None], axis=1, axis_name=class_axis_name
+    )
+    target, total = (sum_over(part, class_axis_name) for part in (rows.target, rows.total))
+    return _Rows(target, rest, total)
+
+
+class _Sums(NamedTuple):
+    """`_Rows` of some of the classes."""
+
+    target: Float[Array, " n"]
+    rest: Part
+    total: Float[Array, " n"]
+
+
+def _sums(
+    logits: Float[Array, "n B"],
+    is_target: Bool[Array, "n B"],
+    peak: Float[Array, " n"] | None = None,
+) -> _Sums:
+    """With a peak, the rest is relative to it."""
+    if peak is None:
+        rest = logsumexp.part(logits, ~is_target, axis=1)
+    else:
+        rest = logsumexp.part_relative_to(peak, logits, ~is_target, axis=1)
+    target = jnp.sum(jnp.where(is_target, logits, 0), axis=1)
+    return _Sums(target, rest, jnp.sum(logits, axis=1))
+
+
+def _merge(a: _Sums, b: _Sums) -> _Sums:
+    return _Sums(a.target + b.target, logsumexp.merge(a.rest, b.rest), a.total + b.total)
+
+
+def _rows(sums: _Sums) -> _Rows:
+    # A class that is left out has a logit of -inf, from which -inf cannot be subtracted.
+    rest = logsumexp.finite_from_below(logsumexp.result(sums.rest))
+    return _Rows(sums.target, rest, sums.total)
+
+
+def _class_vectors(
+    weights: Float[Array, "d B *K"],
+    dtype: Any,
+    similarity: Similarity,
+    norms: InverseNorms | None = None,
+) -> tuple[Float[Array, "d _"], InverseNorms | None]:
+    """Returns the columns whose products with the features are the logits, and inverse norms.
+
+    Norms that are known are not computed again.
+    """
+    weights = flat_columns(weights.astype(dtype))
+    if similarity == "inner":
+        return weights, None
+    norms = inverse_norms(weights, axis=0) if norms is None else norms
+    return l2_normalize(weights, axis=0, norms=norms), norms
+
+
+def _logits(
+    features: Float[Array, "n d"],
+    weights: Float[Array, "d B *K"],
+    bias: Float[Array, " B"] | None,
+    similarity: Similarity,
+) -> Float[Array, "n B"]:
+    vectors, _ = _class_vectors(weights, features.dtype, similarity)
+    return _with_bias(largest_of_class(product_with_columns(features, vectors), weights), bias)
+
+
+def _with_bias(logits: Float[Array, "n B"], bias: Float[Array, " B"] | None) -> Float[Array, "n B"]:
+    return logits if bias is None else logits + bias[None, :]
+
+
+def _is_target(
+    labels: Integer[Array, " n"], first: Integer[Array, ""] | int, size: int
+) -> Bool[Array, "n B"]:
+    """Returns which of the classes from `first` on is the target of a row."""
+    classes = first + indices(size)
+    return labels[:, None] == classes.astype(labels.dtype)[None, :]
+
+
+def _one_block(
+    similarity: Similarity,
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    weights: Float[Array, "d C *K"],
+    bias: Float[Array, " C"] | None,
+) -> _Rows:
+    logits = _logits(features, weights, bias, similarity)
+    return _rows(_sums(logits, _is_target(labels, 0, weights.shape[1])))
+
+
+def _visit_blocks(block_size: int, similarity: Similarity, *arguments: Any) -> _Rows:
+    """Returns the same as `_one_block`, without logits of more than a block of classes."""
+    return _rows_and_products(block_size, similarity, *arguments, keep=False)[0]
+
+
+def _visit_blocks_forward(
+    block_size: int, similarity: Similarity, *arguments: Any
+) -> tuple[_Rows, Any]:
+    values = jax.tree.map(lambda x: x.value, arguments, is_leaf=lambda x: hasattr(x, "perturbed"))
+    features, _, weights, _ = values
+    # The products wait for the gradient in its own array: no memory, and one product less.
+    keep = (
+        arguments[2].perturbed
+        and sizes_are_known(features.shape[0])
+        and features.shape[0] <= features.shape[1]
+        and _empty_gradient(weights).dtype == features.dtype
+    )
+    rows, *kept = _rows_and_products(block_size, similarity, *values, keep=keep)
+    return rows, (*values, rows.rest, *kept)
+
+
+def _rows_and_products(
+    block_size: int,
+    similarity: Similarity,
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    weights: Float[Array, "d C *K"],
+    bias: Float[Array, " C"] | None,
+    *,
+    keep: bool,
+) -> tuple[_Rows, Float[Array, "d C *K"] | None, Any]:
+    """Returns the rows, and for the gradient kept products and the norms of the weight vectors.
+
+    The products, if kept, are in the first n of the d rows of an array like the weights.
+    """
+
+    def visit(
+        carry: tuple[_Sums, Array | None], first: Integer[Array, ""] | int, size: int, _: None
+    ) -> tuple[tuple[_Sums, Array | None], InverseNorms | None]:
+        sums, kept = carry
+        block, block_bias = _block((weights, bias), first, size)
+        vectors, norms = _class_vectors(block, features.dtype, similarity)
+        products = wide_product(features, vectors)
+        if kept is not None:
+            of_classes = products.reshape(-1, *block.shape[1:])
+            kept = _with_block(kept, of_classes, first)
+        logits = _with_bias(largest_of_class(products, block), block_bias)
+        return (_merge(sums, _sums(logits, _is_target(labels, first, size))), kept), norms
+
+    zero = jnp.zeros_like(features, shape=labels.shape)
+    nothing = _Sums(zero, Part(zero - jnp.inf, zero), zero)
+    carry = (nothing, _empty_gradient(weights) if keep else None)
+    (sums, kept), norms = _over_blocks(visit, carry, weights.shape[1], block_size)
+    return _rows(sums), kept, norms
+
+
+def _visit_blocks_backward(
+    block_size: int, similarity: Similarity, residuals: Any, cotangents: _Rows
+) -> tuple[Any, None, Any, Any]:
+    features, labels, weights, bias, rest, kept, norms = residuals
+    cotangents = _Rows(
+        *(jnp.zeros_like(rest) if isinstance(x, SymbolicZero) else x for x in cotangents)
+    )
+    # XLA multiplies row-major factors fastest on a CPU.
+    columns = features.T
+
+    def visit(
+        gradients: Any,
+        first: Integer[Array, ""] | int,
+        size: int,
+        norms: InverseNorms | None,
+    ) -> tuple[Any, None]:
+        d_features, d_weights, d_bias = gradients
+        block, block_bias = _block((weights, bias), first, size)
+        vectors, pull_back = jax.vjp(
+            lambda block: _class_vectors(block, features.dtype, similarity, norms)[0], block
+        )
+        is_target = _is_target(labels, first, size)
+        if kept is None:
+            products = wide_product(features, vectors)
+        else:
+            products = flat_columns(_block(d_weights, first, size))[: features.shape[0]]
+        largest, to_products = jax.vjp(lambda products: largest_of_class(products, block), products)
+        logits = _with_bias(largest, block_bias)
+        d_logits = _d_logits(logits, rest, is_target, cotangents)
+        (d_products,) = to_products(d_logits)
+        (d_block,) = pull_back(wide_product(columns, d_products))
+        d_features = d_features + wide_product(d_products, vectors.T)
+        d_weights = _with_block(d_weights, d_block, first)
+        if d_bias is not None:
+            d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
+        return (d_features, d_weights, d_bias), None
+
+    d_features, d_bias = jax.tree.map(_empty_gradient, (features, bias))
+    d_weights = _empty_gradient(weights) if kept is None else kept
+    carry = (d_features, d_weights, d_bias)
+    gradients, _ = _over_blocks(visit, carry, weights.shape[1], block_size, norms)
+    d_features, d_weights, d_bias = gradients
+    return d_features, None, d_weights.astype(weights.dtype), d_bias
+
+
+_in_blocks = jax.custom_vjp(_visit_blocks, nondiff_argnums=(0, 1))
+_in_blocks.defvjp(_visit_blocks_forward, _visit_blocks_backward, symbolic_zeros=True)
+
+
+# Blocks of low-precision rows ----
+
+
+class _Exact(NamedTuple):
+    """How logits of low-precision rows are computed."""
+
+    low: tuple[Low, Low]
+    block_size: int
+    similarity: Similarity
+    is_near: bool
+    """Whether all logits are between -64 and 64, so that they need no maximum."""
+
+
+_SAMPLED = 128
+"""Classes, of which the largest logit stands for that of all."""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _in_exact_blocks(kind: _Exact, *arrays: Any) -> _Rows:
+    """Returns the rows of logits `a_i r_c x_i · w_c + b_c`: a are factors, r inverse norms or 1."""
+    return _exact_forward(kind, *arrays)[0]
+
+
+class _Columns(NamedTuple):
+    """The weight vectors of a block of classes."""
+
+    vectors: Float[Array, "d _"]
+    """As they are, times powers of two for cosines."""
+    norms: _Norms | None
+    """None for inner products."""
+
+
+class _Norms(NamedTuple):
+    """Of weight vectors for cosines."""
+
+    powers: Float[Array, " _"]
+    """By which the vectors are multiplied."""
+    inverse: Float[Array, " _"]
+    """Inverse norms of these products."""
+
+
+def _columns(
+    block: Float[Array, "d B *K"], low: Low, similarity: Similarity, norms: _Norms | None = None
+) -> _Columns:
+    """Returns what is multiplied. Norms that are known are not computed again."""
+    vectors = flat_columns(block).astype(jnp.float32)
+    if similarity == "cosine":
+        powers = power_of_two_scale(vectors, axis=0) if norms is None else norms.powers[None, :]
+        vectors = vectors * powers
+        if norms is None:
+            norms = _Norms(powers[0], inverse_norms_of_scaled(vectors, axis=0))
+    return _Columns(vectors if low is None else vectors.astype(low), norms)
+
+
+def _exact_logits(
+    rows: Float[Array, "n d"],
+    factors: Float[Array, " n"],
+    columns: _Columns,
+    block: Float[Array, "d B *K"],
+    bias: Float[Array, " B"] | None,
+) -> tuple[Float[Array, "n B"], Float[Array, "n _"], Callable[[Array], Any]]:
+    """Returns the logits, the factors of the products, and the gradient by what they multiply."""
+    of_products = factors[:, None]
+    if columns.norms is not None:
+        of_products = of_products * columns.norms.inverse[None, :]
+    products = row_products(rows, columns.vectors.T) * of_products
+    largest, to_products = jax.vjp(lambda products: largest_of_class(products, block), products)
+    return _with_bias(largest, bias), of_products, to_products
+
+
+def _exact_forward(
+    kind: _Exact,
+    features: Float[Array, "n d"],
+    factors: Float[Array, " n"],
+    labels: Integer[Array, " n"],
+    weights: Float[Array, "d C *K"],
+    bias: Float[Array, " C"] | None,
+) -> tuple[_Rows, Any]:
+    low, block_size, similarity, is_near = kind
+    rows = features if low[0] is None else features.astype(low[0])
+
+    def logits_of(first: Any, size: int) -> tuple[Array, Array, _Norms | None]:
+        block, block_bias = _block((weights, bias), first, size)
+        columns = _columns(block, low[1], similarity)
+        logits = _exact_logits(rows, factors, columns, block, block_bias)[0]
+        return logits, _is_target(labels, first, size), columns.norms
+
+    peak = None
+    if is_near:
+        logits, is_target, _ = logits_of(0, _SAMPLED)
+        # No exponential is then above e^74, and no sum of them below e^-54.
+        peak = jnp.max(jnp.where(is_target, -10, logits), axis=1)
+        peak = lax.stop_gradient(jnp.maximum(peak, -10))
+
+    def visit(sums: _Sums, first: Any, size: int, _: None) -> tuple[_Sums, _Norms | None]:
+        logits, is_target, norms = logits_of(first, size)
+        return _merge(sums, _sums(logits, is_target, peak)), norms
+
+    zero = jnp.zeros_like(factors)
+    nothing = _Sums(zero, Part(zero - jnp.inf, zero), zero)
+    sums, norms = _over_blocks(visit, nothing, weights.shape[1], block_size)
+    found = _rows(sums)
+    return found, (features, factors, labels, weights, bias, found.rest, norms)
+
+
+def _exact_backward(kind: _Exact, residuals: Any, cotangents: _Rows) -> tuple[Any, ...]:
+    low, block_size, similarity, _ = kind
+    features, factors, labels, weights, bias, rest, norms = residuals
+    rows = features if low[0] is None else features.astype(low[0])
+
+    def visit(gradients: Any, first: Any, size: int, norms: _Norms | None) -> tuple[Any, None]:
+        d_features, d_weights, d_bias = gradients
+        block, block_bias = _block((weights, bias), first, size)
+        columns = _columns(block, low[1], similarity, norms)
+        logits, of_products, to_products = _exact_logits(rows, factors, columns, block, block_bias)
+        d_logits = _d_logits(logits, rest, _is_target(labels, first, size), cotangents)
+        (d_products,) = to_products(d_logits)
+        d_products = rounded(d_products * of_products, low[0] or low[1])
+        d_features = d_features + times(d_products, columns.vectors.T)
+        d_vectors = times(d_products.T, rows).T
+        if columns.norms is not None:
+            vectors = columns.vectors.astype(d_vectors.dtype)
+            d_vectors = tangential(d_vectors, vectors, columns.norms.inverse[None, :], axis=0)
+            d_vectors = d_vectors * columns.norms.powers[None, :]
+        d_weights = _with_block(d_weights, d_vectors.reshape(block.shape), first)
+        if d_bias is not None:
+            d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
+        return (d_features, d_weights, d_bias), None
+
+    carry = jax.tree.map(jnp.zeros_like, (features, weights, bias))
+    gradients, _ = _over_blocks(visit, carry, weights.shape[1], block_size, norms)
+    d_features, d_weights, d_bias = gradients
+    # The products do not know the factors, of which `Σ_c d_ic z_ic` is the gradient.
+    d_factors = jnp.sum(features * d_features, axis=1) * inverse_or_zero(factors)
+    return d_features, d_factors, None, d_weights, d_bias
+
+
+_in_exact_blocks.defvjp(_exact_forward, _exact_backward)
+
+
+def _d_logits(
+    logits: Float[Array, "n B"],
+    rest: Float[Array, " n"],
+    is_target: Bool[Array, "n B"],
+    cotangents: _Rows,
+) -> Float[Array, "n B"]:
+    softmax = jnp.exp(jnp.where(is_target, 0, logits - rest[:, None]))
+    of_rest = cotangents.rest[:, None] * softmax
+    return jnp.where(is_target, cotangents.target[:, None], of_rest) + cotangents.total[:, None]
+
+
+def _block(arrays: Any, first: Integer[Array, ""] | int, size: int) -> Any:
+    """Returns `size` of the classes, the second axis of the weights and the only one of a bias."""
+    # Without the barrier, XLA on a CPU converts all of a bfloat16 array ahead of the loop.
+    if on_cpu():
+        arrays, first = lax.optimization_barrier((arrays, first))
+    return jax.tree.map(
+        lambda array: lax.dynamic_slice_in_dim(array, first, size, min(1, array.ndim - 1)),
+        arrays,
+    )
+
+
+def _with_block(array: Array, block: Array, first: Integer[Array, ""] | int) -> Array:
+    """Returns `array` with `block` in place of classes."""
+    block = block.astype(array.dtype)
+    return lax.dynamic_update_slice_in_dim(array, block, first, min(1, array.ndim - 1))
+
+
+def _empty_gradient(array: Float[Array, " ..."]) -> Float[Array, " ..."]:
+    """Returns the zeros into which the gradients of blocks are written."""
+    # For each block of a bfloat16 array, XLA on a CPU would convert the array there and back.
+    slow = array.dtype == jnp.bfloat16 and on_cpu()
+    return jnp.zeros_like(array, dtype=jnp.float32 if slow else array.dtype)
+
+
+class _OfBlocks(NamedTuple):
+    """What a visit returned for each block of the classes."""
+
+    last: Any
+    """Of the last block if it is smaller."""
+    others: Any
+    """Of the other blocks, one after the other."""
+
+
+def _over_blocks(
+    visit: Callable[[_Carry, Integer[Array, ""] | int, int, Any], tuple[_Carry, Any]],
+    carry: _Carry,
+    num_classes: int,
+    block_size: int,
+    given: _OfBlocks | None = None,
+) -> tuple[_Carry, _OfBlocks]:
+    """Calls `visit(carry, first class, number of classes, given)` on every block of the classes.
+
+    The last block, which is smaller, comes first: what it computes is then in the carry, and not in
+    memory during the scan.
+    """
+    num_blocks, remainder = divmod(num_classes, block_size)
+    given, last = _OfBlocks(None, None) if given is None else given, None
+    if remainder:
+        carry, last = visit(carry, num_blocks * block_size, remainder, given.last)
+
+    def step(carry: _Carry, block: tuple[Array, Any]) -> tuple[_Carry, Any]:
+        return visit(carry, block[0], block_size, block[1])
+
+    starts = jnp.arange(num_blocks, dtype=jnp.int32) * block_size
+    carry, others = lax.scan(step, carry, (starts, given.others))
+    return carry, _OfBlocks(last, others)

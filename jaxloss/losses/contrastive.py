@@ -1,0 +1,154 @@
+"""Contrastive losses: a softmax over cosines picks the references of an anchor's own class."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Integer, Real
+
+from jaxloss.core import checks
+from jaxloss.core.batch import AxisName, Reduction
+from jaxloss.core.checks import Number
+from jaxloss.core.logsumexp import inverse_if_known, softplus, softplus_where
+from jaxloss.core.sharding import divided
+from jaxloss.pairs.comparison import compare
+from jaxloss.pairs.fused import in_two_stages
+from jaxloss.pairs.queue import Queue
+from jaxloss.pairs.statistics import LOGSUMEXP, SUM, ByClass, Statistic, over_temperature
+
+
+@divided()
+def supervised_contrastive_loss(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"] | Real[Array, "n C"] | Bool[Array, "n C"],
+    *,
+    temperature: Number = 0.1,
+    denominator: Literal["all", "negatives"] = "all",
+    normalize: bool = True,
+    references: Float[Array, "m d"] | Queue | None = None,
+    reference_labels: Integer[Array, " m"] | Real[Array, "m C"] | Bool[Array, "m C"] | None = None,
+    reference_where: Bool[Array, " m"] | None = None,
+    block_size: int | None = None,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Supervised contrastive loss (SupCon), and SINCERE.
+
+    .. math:: \ell_i = -\frac{1}{|P_i|} \sum_{p ∈ P_i}
+       \log \frac{e^{s_{ip} / T}}{\sum_{a ∈ P_i ∪ N_i} e^{s_{ia} / T}}
+
+    s_ij is the cosine similarity. P_i are the references of the anchor's class, and N_i those of
+    other classes; neither contains the anchor. With `denominator="negatives"`, a positive competes
+    with the negatives only, not with other positives: the sum runs over p and N_i.
+
+    With multi-hot targets, each positive has a weight, the Jaccard overlap of the two sets of
+    classes. The mean over positives becomes a weighted mean. Pairs without overlap are negatives.
+
+    The memory of the value and its gradient does not grow with n². There is no forward mode:
+    `jax.jvp` of the loss raises a `TypeError`. `jax.jvp` and `jax.grad` of its gradient work.
+
+    Args:
+      features: `[n, d]`.
+      labels: Class indices `[n]` without an upper limit, or multi-hot targets `[n, C]` of at least
+        two classes. A class that is unknown for one of two samples is left out of their overlap.
+      temperature: T > 0. It may be traced, and has a gradient.
+      denominator: `"all"`, or `"negatives"`. With one positive for every anchor, both are equal.
+      normalize: Whether to divide features and references by their norms. Without it, s are inner
+        products. A zero vector has cosines of 0 and no gradient.
+      references, reference_labels, reference_where, block_size: The keywords of pairwise losses in
+        `jaxloss`. The labels of references are of the same kind as `labels`.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
+        without a positive does not count, nor one whose targets are all unknown.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`. The code of Khosla et al. multiplies it by
+      T / 0.07.
+
+    Raises:
+      ValueError: If `temperature` or `block_size` is not positive, or `denominator` is unknown.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> features = jnp.array([[1.0, 0.0], [3.0, 4.0], [0.0, 2.0], [-1.0, 0.0]])
+      >>> labels = jnp.array([0, 0, 1, 1])
+      >>> loss = jaxloss.supervised_contrastive_loss(features, labels, temperature=0.5)
+      >>> print(f"{loss:.4f}")
+      0.8861
+      >>> targets = jnp.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1]])
+      >>> loss = jaxloss.supervised_contrastive_loss(features, targets, temperature=0.5)
+      >>> print(f"{loss:.4f}")
+      0.4607
+
+    References:
+      Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, eq. (2), L_out.
+      Feeney and Hughes, SINCERE: Supervised Information Noise-Contrastive Estimation REvisited,
+      2023 (`denominator="negatives"`). With classes of two samples, it is NT-Xent: Chen et al.,
+      SimCLR, ICML 2020, eq. (1).
+      Lin et al., An Effective Deployment of Contrastive Learning in Multi-label Text
+      Classification, Findings of ACL 2023 (Jaccard overlaps).
+    """
+    checks.choice("denominator", denominator, ("all", "negatives"))
+    pairs = compare(
+        features,
+        labels,
+        references=references,
+        reference_labels=reference_labels,
+        reference_where=reference_where,
+        similarity="cosine" if normalize else "inner",
+        where=where,
+        block_size=block_size,
+        axis_name=axis_name,
+    )
+    temperature = checks.in_range("temperature", temperature, pairs.dtype, above=0)
+    params = jnp.asarray(temperature)
+    bound = inverse_if_known(temperature) if normalize else None
+    logits, overlap = Statistic(LOGSUMEXP, over_temperature, bound=bound), Statistic(SUM, _overlap)
+    if denominator == "all":
+        sums, weights, weighted = pairs.statistics(
+            params, logits, overlap, Statistic(SUM, _weighted_logit)
+        )
+        total_weight = jnp.where(sums.has_positive, weights.positive, 1)
+        # A single positive is its own log-sum-exp, so that a small loss does not cancel.
+        among_positives = sums.positive - weighted.positive / total_weight
+        defined = sums.has_positive & sums.has_negative
+        values = among_positives + softplus_where(defined, sums.negative - sums.positive)
+    else:
+        (sums, weights), (weighted,) = in_two_stages(
+            pairs.sides, params, (logits, overlap), _of_negatives, (Statistic(SUM, _weighted_loss),)
+        )
+        total_weight = jnp.where(sums.has_positive, weights.positive, 1)
+        means = weighted.positive / total_weight
+        # Without negatives, a NaN is not hidden either.
+        values = jnp.where(sums.has_negative | jnp.isnan(means), means, 0)
+    return pairs.reduce(values, sums.has_positive, sample_weights, reduction)
+
+
+def _overlap(similarities: Float[Array, "a b"], overlaps: Array, _: Array) -> Float[Array, "a b"]:
+    return overlaps.astype(similarities.dtype)
+
+
+def _weighted_logit(
+    similarities: Float[Array, "a b"], overlaps: Array, temperature: Float[Array, ""]
+) -> Float[Array, "a b"]:
+    return overlaps.astype(similarities.dtype) * similarities / temperature
+
+
+def _of_negatives(first: tuple[ByClass, ...]) -> Float[Array, " *n"]:
+    """Returns the log-sum-exps of the negatives; 0 without any."""
+    sums, _ = first
+    return jnp.where(sums.has_negative, sums.negative, 0)
+
+
+def _weighted_loss(
+    similarities: Float[Array, "a b"],
+    overlaps: Array,
+    temperature: Float[Array, ""],
+    of_negatives: Array,
+) -> Float[Array, "a b"]:
+    """Of a positive against the log-sum-exp of the negatives."""
+    losses = softplus(of_negatives - similarities / temperature)
+    return overlaps.astype(similarities.dtype) * losses

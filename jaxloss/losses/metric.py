@@ -1,0 +1,303 @@
+"""Metric losses on pairs: every sample is compared with the others, or with references."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float, Integer
+
+from jaxloss.core import checks
+from jaxloss.core.batch import AxisName, Reduction
+from jaxloss.core.checks import Number
+from jaxloss.core.logsumexp import softplus_where
+from jaxloss.core.sharding import divided
+from jaxloss.pairs.comparison import Comparison, compare
+from jaxloss.pairs.queue import Queue
+from jaxloss.pairs.statistics import LOGSUMEXP, ByClass, Statistic, over_temperature
+from jaxloss.pairs.visits import largest_of
+
+
+@divided()
+def nca_loss(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    *,
+    temperature: Number = 1.0,
+    references: Float[Array, "m d"] | Queue | None = None,
+    reference_labels: Integer[Array, " m"] | None = None,
+    reference_where: Bool[Array, " m"] | None = None,
+    block_size: int | None = None,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Neighbourhood component analysis (NCA).
+
+    .. math:: \ell_i = -\log \sum_{j≠i,\, y_j = y_i} e^{-\|x_i - x_j\|^2 / T}
+       + \log \sum_{j≠i} e^{-\|x_i - x_j\|^2 / T}
+
+    The memory of the value and its gradient does not grow with n². There is no forward mode:
+    `jax.jvp` of the loss raises a `TypeError`. `jax.jvp` and `jax.grad` of its gradient work.
+
+    Args:
+      features: `[n, d]`. Squared distances grow with d. A temperature of d / 8 to d, or features
+        divided by √d, keeps the exponentials in a useful range.
+      labels: `[n]`, class indices without an upper limit.
+      temperature: T > 0.
+      references, reference_labels, reference_where, block_size: The keywords of pairwise losses in
+        `jaxloss`.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
+        without another sample or a reference of its class, on any device, does not count.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Raises:
+      ValueError: If `temperature` or `block_size` is not positive.
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np, jaxloss
+      >>> features = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
+      >>> losses = jaxloss.nca_loss(features, jnp.array([0, 0, 1]), reduction="none")
+      >>> print(np.asarray(losses).round(4))
+      [0.0486 0.0181 0.    ]
+
+    References:
+      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (NCA).
+      Goldberger et al., Neighbourhood Components Analysis, NeurIPS 2004.
+    """
+    pairs = compare(
+        features,
+        checks.not_multi_hot("labels", labels),
+        references=references,
+        reference_labels=reference_labels,
+        reference_where=reference_where,
+        similarity="negative_squared_distance",
+        where=where,
+        block_size=block_size,
+        axis_name=axis_name,
+    )
+    temperature = checks.in_range("temperature", temperature, pairs.dtype, above=0)
+    logits = Statistic(LOGSUMEXP, over_temperature)
+    (sums,) = pairs.statistics(jnp.asarray(temperature), logits)
+    # −log(p / (p + q)) = softplus(log q − log p) does not cancel for a small loss.
+    defined = sums.has_positive & sums.has_negative
+    values = softplus_where(defined, sums.negative - sums.positive)
+    # Without a negative, the loss is 0 or NaN: a NaN in a sample that counts is not hidden.
+    own = jnp.where(sums.has_positive, sums.positive, 0)
+    values = values + jnp.where(sums.has_negative, 0, own - own)
+    return pairs.reduce(values, sums.has_positive, sample_weights, reduction)
+
+
+@divided()
+def multi_similarity_loss(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    *,
+    positive_scale: Number = 2.0,
+    negative_scale: Number = 50.0,
+    threshold: Number = 0.5,
+    mining_margin: Number | None = None,
+    normalize: bool = True,
+    references: Float[Array, "m d"] | Queue | None = None,
+    reference_labels: Integer[Array, " m"] | None = None,
+    reference_where: Bool[Array, " m"] | None = None,
+    block_size: int | None = None,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Multi-similarity loss.
+
+    .. math:: \ell_i = \tfrac1α \log\Big(1 + \sum_{p ∈ P_i} e^{-α (s_{ip} - λ)}\Big)
+       + \tfrac1β \log\Big(1 + \sum_{n ∈ N_i} e^{β (s_{in} - λ)}\Big)
+
+    s_ij is the cosine similarity. P_i are the references of the anchor's class, and N_i those of
+    other classes; neither contains the anchor. With `mining_margin` ε, only pairs that are hard to
+    tell apart are in the sums: negatives with :math:`s_{in} > \min_P s - ε`, and positives with
+    :math:`s_{ip} < \max_N s + ε`.
+    An anchor without positives has no mined negatives, and vice versa.
+
+    Memory and forward mode are as in `nca_loss`.
+
+    Args:
+      features: `[n, d]`.
+      labels: `[n]`, class indices without an upper limit.
+      positive_scale, negative_scale: α > 0 and β > 0.
+      threshold: λ, the cosine at which a single pair has half of its largest weight.
+      mining_margin: ε ≥ 0, or None for all pairs. The choice of pairs has no gradient.
+      normalize: Whether to divide features and references by their norms. Without it, s are inner
+        products. A zero vector has cosines of 0 and no gradient.
+      references, reference_labels, reference_where, block_size: The keywords of pairwise losses in
+        `jaxloss`.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
+        without a positive counts: its first term is 0.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`. The paper has λ = 1. The authors' code has β = 40,
+      always mines with ε = 0.1, and divides by all samples of the batch.
+
+    Raises:
+      ValueError: If `positive_scale`, `negative_scale` or `block_size` is not positive, or
+        `mining_margin` is negative.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> features = jnp.array([[1.0, 0.0], [3.0, 4.0], [0.0, 2.0], [-1.0, 0.0]])
+      >>> labels = jnp.array([0, 0, 1, 1])
+      >>> print(f"{jaxloss.multi_similarity_loss(features, labels):.4f}")
+      0.6279
+      >>> print(f"{jaxloss.multi_similarity_loss(features, labels, mining_margin=0.1):.4f}")
+      0.3889
+
+    References:
+      Wang et al., Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning,
+      CVPR 2019.
+    """
+    pairs = compare(
+        features,
+        checks.not_multi_hot("labels", labels),
+        references=references,
+        reference_labels=reference_labels,
+        reference_where=reference_where,
+        similarity="cosine" if normalize else "inner",
+        where=where,
+        block_size=block_size,
+        axis_name=axis_name,
+    )
+    alpha = checks.in_range("positive_scale", positive_scale, pairs.dtype, above=0)
+    beta = checks.in_range("negative_scale", negative_scale, pairs.dtype, above=0)
+    threshold = checks.in_range("threshold", threshold, pairs.dtype)
+    mask = None
+    if mining_margin is not None:
+        margin = checks.in_range("mining_margin", mining_margin, pairs.dtype, at_least=0)
+        pairs, mask = pairs.given(_mining_limits(pairs, margin)), _is_hard
+    logits = Statistic(LOGSUMEXP, _multi_similarity_logit, mask)
+    (sums,) = pairs.statistics(tuple(map(jnp.asarray, (alpha, beta, threshold))), logits)
+    positive = softplus_where(sums.has_positive, sums.positive)
+    negative = softplus_where(sums.has_negative, sums.negative)
+    values = positive / jnp.asarray(alpha, pairs.dtype) + negative / jnp.asarray(beta, pairs.dtype)
+    return pairs.reduce(values, jnp.ones_like(sums.has_positive), sample_weights, reduction)
+
+
+def _multi_similarity_logit(
+    similarities: Float[Array, "a b"],
+    positives: Bool[Array, "a b"],
+    params: tuple[Array, Array, Array],
+    _limits: ByClass | None = None,
+) -> Float[Array, "a b"]:
+    alpha, beta, threshold = params
+    return (similarities - threshold) * jnp.where(positives, -alpha, beta)
+
+
+def _mining_limits(pairs: Comparison, margin: Number) -> ByClass:
+    """Returns the similarities below which positives and above which negatives are hard."""
+    hardest = largest_of(pairs.sides, _hardness)
+    margin = jnp.asarray(margin, pairs.dtype)
+    return ByClass(hardest.negative.value + margin, -hardest.positive.value - margin)
+
+
+def _hardness(
+    similarities: Float[Array, "a b"], positives: Bool[Array, "a b"], _params: tuple[()]
+) -> Float[Array, "a b"]:
+    return jnp.where(positives, -similarities, similarities)
+
+
+def _is_hard(
+    similarities: Float[Array, "a b"],
+    positives: Bool[Array, "a b"],
+    _params: tuple[Array, ...],
+    limits: ByClass,
+) -> Bool[Array, "a b"]:
+    # A NaN is hard, so that it stays visible.
+    is_easy = jnp.where(positives, similarities >= limits.positive, similarities <= limits.negative)
+    return ~is_easy
+
+
+@divided()
+def circle_loss(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"],
+    *,
+    margin: Number = 0.4,
+    scale: Number = 80.0,
+    normalize: bool = True,
+    references: Float[Array, "m d"] | Queue | None = None,
+    reference_labels: Integer[Array, " m"] | None = None,
+    reference_where: Bool[Array, " m"] | None = None,
+    block_size: int | None = None,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Circle loss.
+
+    .. math:: \ell_i = \log\Big(1 + \sum_{n ∈ N_i} e^{γ [s_{in} + m]_+ (s_{in} - m)}
+       \sum_{p ∈ P_i} e^{-γ [1 + m - s_{ip}]_+ (s_{ip} - 1 + m)}\Big)
+
+    s_ij is the cosine similarity. P_i are the references of the anchor's class, and N_i those of
+    other classes; neither contains the anchor. The brackets are weights that have no gradient.
+
+    Memory and forward mode are as in `nca_loss`.
+
+    Args:
+      features: `[n, d]`.
+      labels: `[n]`, class indices without an upper limit.
+      margin: m, usually between 0 and 1. A smaller margin is stricter.
+      scale: γ > 0.
+      normalize: Whether to divide features and references by their norms. Without it, s are inner
+        products. A zero vector has cosines of 0 and no gradient.
+      references, reference_labels, reference_where, block_size: The keywords of pairwise losses in
+        `jaxloss`.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
+        without a positive or without a negative does not count.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Raises:
+      ValueError: If `scale` or `block_size` is not positive.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> features = jnp.array([[1.0, 0.0], [3.0, 4.0], [0.0, 2.0], [-1.0, 0.0]])
+      >>> print(f"{jaxloss.circle_loss(features, jnp.array([0, 0, 1, 1]), scale=4.0):.4f}")
+      3.1335
+
+    References:
+      Sun et al., Circle Loss: A Unified Perspective of Pair Similarity Optimization, CVPR 2020,
+      eq. (4) to (8).
+    """
+    pairs = compare(
+        features,
+        checks.not_multi_hot("labels", labels),
+        references=references,
+        reference_labels=reference_labels,
+        reference_where=reference_where,
+        similarity="cosine" if normalize else "inner",
+        where=where,
+        block_size=block_size,
+        axis_name=axis_name,
+    )
+    margin = checks.in_range("margin", margin, pairs.dtype)
+    scale = checks.in_range("scale", scale, pairs.dtype, above=0)
+    logits = Statistic(LOGSUMEXP, _circle_logit)
+    (sums,) = pairs.statistics((jnp.asarray(margin), jnp.asarray(scale)), logits)
+    defined = sums.has_positive & sums.has_negative
+    values = softplus_where(defined, sums.positive + sums.negative)
+    return pairs.reduce(values, defined, sample_weights, reduction)
+
+
+def _circle_logit(
+    similarities: Float[Array, "a b"],
+    positives: Bool[Array, "a b"],
+    params: tuple[Array, Array],
+) -> Float[Array, "a b"]:
+    margin, scale = params
+    signed = jnp.where(positives, 1 - similarities, similarities)  # 0 at best.
+    weights = lax.stop_gradient(jax.nn.relu(signed + margin))
+    return scale * weights * (signed - margin)

@@ -1,0 +1,660 @@
+"""Multi-label losses on logits: a sample has several classes, and some may be unknown."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jaxtyping import Bool, Float, Real
+
+from jaxloss.core import checks
+from jaxloss.core.batch import AxisName, Reduction, max_over, reduce, sum_over
+from jaxloss.core.checks import Number
+from jaxloss.core.linear import widen
+from jaxloss.core.logsumexp import finite_from_below, softplus
+from jaxloss.core.sharding import divided
+
+
+def _prepare(
+    logits: Any, targets: Any, where: Any
+) -> tuple[Float[Array, "n C"], Float[Array, "n C"]]:
+    """Checks logits and targets, and sets them to 0 and −1 where they are unknown or padding."""
+    logits, targets, known = _checked(logits, targets, where)
+    # A NaN target stays visible: it becomes a positive with a logit and a gradient of NaN.
+    nan = known & jnp.isnan(targets)
+    logits = jnp.where(known, logits, 0) * jnp.where(nan, jnp.nan, 1).astype(logits.dtype)
+    return logits, jnp.where(known, jnp.where(nan, 1, targets), -1)
+
+
+def _checked(
+    logits: Any, targets: Any, where: Any
+) -> tuple[Float[Array, "n C"], Float[Array, "n C"], Bool[Array, "n C"]]:
+    """Checks logits and targets. Returns both in one dtype, and the mask of known targets."""
+    logits = checks.floating("logits", logits, "n C")
+    (logits,) = widen(logits)
+    targets = checks.class_targets("targets", targets, logits)
+    mask = checks.row_mask(where, "logits", logits)
+    known = ~(targets < 0) if mask is None else ~(targets < 0) & mask[:, None]
+    return logits, targets, known
+
+
+@divided()
+def sample_wise_loss(
+    logits: Float[Array, "n C"],
+    targets: Real[Array, "n C"] | Bool[Array, "n C"],
+    *,
+    positive_temperature: Number = 4.0,
+    negative_temperature: Number = 1.0,
+    margin: Number = 0.0,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Ranks the positive classes of a sample above its negative classes.
+
+    .. math:: \ell_i = \mathrm{softplus}\Big[T_N \log \sum_{c ∈ N_i} e^{z_{ic} / T_N}
+       + T_P \log \sum_{c ∈ P_i} e^{-z_{ic} / T_P} + ε\Big]
+
+    The loss does not change if a number is added to all logits of a sample.
+
+    Args:
+      logits: `[n, C]`.
+      targets: `[n, C]`, multi-label targets.
+      positive_temperature: T_P > 0. Values above 1 spread the gradient over all positives.
+      negative_temperature: T_N > 0.
+      margin: ε = ε_N − ε_P, any number.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
+        without a positive does not count. A sample with positives but no negative has loss 0.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Raises:
+      ValueError: If `positive_temperature` or `negative_temperature` is not positive.
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np, jaxloss
+      >>> logits = jnp.array([[2.0, 0.0, -1.0], [1.0, 1.0, 1.0]])
+      >>> targets = jnp.array([[1, 0, 0], [1, 0, -1]])
+      >>> losses = jaxloss.sample_wise_loss(logits, targets, reduction="none")
+      >>> print(np.asarray(losses).round(4))
+      [0.1698 0.6931]
+
+    References:
+      Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, eq. (14), (15), supplement eq. (iii).
+    """
+    logits, targets = _prepare(logits, targets, where)
+    values, defined = _soft_gap(
+        logits,
+        targets,
+        axis=1,
+        positive_temperature=positive_temperature,
+        negative_temperature=negative_temperature,
+        margin=margin,
+    )
+    return reduce(values, defined, sample_weights, reduction, axis_name)
+
+
+@divided("losses of classes")
+def class_wise_loss(
+    logits: Float[Array, "n C"],
+    targets: Real[Array, "n C"] | Bool[Array, "n C"],
+    *,
+    positive_temperature: Number = 4.0,
+    negative_temperature: Number = 1.0,
+    margin: Number = 0.0,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " C"]:
+    r"""Ranks the positive samples of a class above its negative samples.
+
+    .. math:: \ell_c = \mathrm{softplus}\Big[T_N \log \sum_{i ∈ N_c} s_i e^{z_{ic} / T_N}
+       + T_P \log \sum_{i ∈ P_c} s_i e^{-z_{ic} / T_P} + ε\Big]
+
+    The loss does not change if a number is added to all logits of a class.
+
+    Args:
+      logits: `[n, C]`.
+      targets: `[n, C]`, multi-label targets.
+      positive_temperature, negative_temperature, margin: As in `sample_wise_loss`.
+      where: A common keyword of `jaxloss`.
+      sample_weights: floats `[n]`, s ≥ 0. They weight the samples inside the logarithms: weight 2
+        equals the same sample twice, and weight 0 removes it. Negative weights give NaN. Doubling
+        all weights changes the loss.
+      reduction: Over the classes. `"mean"` and `"sum"` include the classes with a positive.
+        `"none"` gives `[C]`, with 0 for the other classes. A class with positives but no negative
+        has loss 0.
+      axis_name: A common keyword of `jaxloss`. Every device computes the losses of all classes over
+        the global batch. Devices exchange C numbers, not the logits.
+
+    Returns:
+      A scalar, or `[C]` for `reduction="none"`.
+
+    Raises:
+      ValueError: If `positive_temperature` or `negative_temperature` is not positive.
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np, jaxloss
+      >>> logits = jnp.array([[2.0, 0.0, -1.0], [1.0, 1.0, 1.0]])
+      >>> targets = jnp.array([[1, 0, 0], [0, 1, 0]])
+      >>> losses = jaxloss.class_wise_loss(logits, targets, reduction="none")
+      >>> print(np.asarray(losses).round(4))
+      [0.3133 0.3133 0.    ]
+      >>> print(f"{jaxloss.class_wise_loss(logits, targets):.4f}")
+      0.3133
+
+    References:
+      Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, eq. (14), (17), supplement eq. (iii).
+    """
+    logits, targets = _prepare(logits, targets, where)
+    log_weights = 0.0
+    if sample_weights is not None:
+        log_weights, targets = _log_weights(sample_weights, targets)
+    values, defined = _soft_gap(
+        logits,
+        targets,
+        axis=0,
+        positive_temperature=positive_temperature,
+        negative_temperature=negative_temperature,
+        margin=margin,
+        log_weights=log_weights,
+        axis_name=axis_name,
+    )
+    # Every device has the same C values, so the reduction needs no axis.
+    return reduce(values, defined, None, reduction, None)
+
+
+@divided()
+def two_way_loss(
+    logits: Float[Array, "n C"],
+    targets: Real[Array, "n C"] | Bool[Array, "n C"],
+    *,
+    positive_temperature: Number = 4.0,
+    negative_temperature: Number = 1.0,
+    margin: Number = 0.0,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""]:
+    r"""Two-way loss: `class_wise_loss` plus `sample_wise_loss`.
+
+    .. math:: \ell = \mathrm{mean}_c \, \ell_c + \mathrm{mean}_i \, \ell_i
+
+    Args:
+      logits: `[n, C]`.
+      targets: `[n, C]`, multi-label targets.
+      positive_temperature, negative_temperature, margin: As in `sample_wise_loss`.
+      where, sample_weights, axis_name: As in the two losses.
+      reduction: `"mean"`, or `"sum"` for the sum over classes plus the sum over samples. For
+        unreduced values, call the two losses with `reduction="none"`.
+
+    Returns:
+      A scalar.
+
+    Raises:
+      ValueError: If `positive_temperature` or `negative_temperature` is not positive, or
+        `reduction` is `"none"`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> logits = jnp.array([[2.0, 0.0, -1.0], [1.0, 1.0, 1.0]])
+      >>> targets = jnp.array([[1, 0, 0], [0, 1, 0]])
+      >>> print(f"{jaxloss.two_way_loss(logits, targets):.4f}")
+      0.9475
+
+    References:
+      Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, eq. (17).
+    """
+    if reduction == "none":
+        raise ValueError(
+            "`reduction` must be mean or sum for two_way_loss, got 'none'; for unreduced values, "
+            "call class_wise_loss and sample_wise_loss"
+        )
+    options: dict[str, Any] = {
+        "positive_temperature": positive_temperature,
+        "negative_temperature": negative_temperature,
+        "margin": margin,
+        "where": where,
+        "sample_weights": sample_weights,
+        "reduction": reduction,
+        "axis_name": axis_name,
+    }
+    return class_wise_loss(logits, targets, **options) + sample_wise_loss(
+        logits, targets, **options
+    )
+
+
+def _soft_gap(
+    logits: Float[Array, "n C"],
+    targets: Float[Array, "n C"],
+    *,
+    axis: int,
+    positive_temperature: Any,
+    negative_temperature: Any,
+    margin: Any,
+    log_weights: Float[Array, "n 1"] | float = 0.0,
+    axis_name: AxisName | None = None,
+) -> tuple[Float[Array, " k"], Bool[Array, " k"]]:
+    """Returns the softplus of the soft maxima over positives and negatives along `axis`.
+
+    Returns:
+      The losses, and whether there is a positive.
+    """
+    positive_temperature = checks.in_range(
+        "positive_temperature", positive_temperature, logits.dtype, above=0
+    )
+    negative_temperature = checks.in_range(
+        "negative_temperature", negative_temperature, logits.dtype, above=0
+    )
+    margin = checks.in_range("margin", margin, logits.dtype)
+    lowest = jnp.finfo(logits.dtype).min
+
+    def soft_maximum(
+        signed: Float[Array, "n C"],
+        members: Bool[Array, "n C"],
+        temperature: Number,
+        counts: Bool[Array, " k"] | None = None,
+    ) -> tuple[Float[Array, " k"], Float[Array, " k"], Bool[Array, " k"]]:
+        """Returns a peak, which has no gradient, what is added to it, and whether there is any."""
+        signed = jnp.where(members, signed, lowest)
+        peak = jnp.max(signed, axis, initial=lowest, keepdims=True)
+        peak = _or_zero(peak if axis_name is None else max_over(peak, axis_name))
+        # Relative to the peak, the derivative by the temperature does not cancel.
+        gaps = signed - peak
+        traced = isinstance(temperature, jax.Array)
+        if counts is not None:  # Elsewhere, none has a gradient, and a traced T meets no NaN.
+            elsewhere = 0 if traced else lax.stop_gradient(gaps)
+            gaps = jnp.where(jnp.expand_dims(counts, axis), gaps, elsewhere)
+        # The exponential of this is 0. Infinity would be NaN times 0, and a lower T gives it.
+        if traced or temperature < 1:
+            gaps = jnp.maximum(gaps, -2000 * lax.stop_gradient(temperature))
+        shares = jnp.exp(gaps / temperature + log_weights)
+        total = sum_over(jnp.sum(shares, axis), axis_name)
+        not_empty = total != 0
+        log_total = jnp.log(jnp.where(not_empty, total, 1))
+        return jnp.squeeze(peak, axis), temperature * log_total, not_empty
+
+    logits = _above_lowest(logits)
+    low, positive, has_positive = soft_maximum(-logits, targets > 0, positive_temperature)
+    # Without a positive, a NaN among the negatives reaches no gradient.
+    peak, negative, has_negative = soft_maximum(
+        logits, targets == 0, negative_temperature, has_positive
+    )
+    # Without a negative the gap is −∞ and its softplus 0. `positive − positive` is 0 or NaN.
+    gap = jnp.where(has_positive, (peak + low) + (negative + positive) + margin, 0)
+    values = jnp.where(has_negative, softplus(gap), positive - positive)
+    return values, has_positive
+
+
+@jax.custom_jvp
+def _above_lowest(x: Float[Array, "n C"]) -> Float[Array, "n C"]:
+    """Returns finite numbers in place of ±∞, above the lowest float, which marks an empty set.
+
+    Its derivative is 1, which a share of 0 multiplies: XLA need not store where x is ±∞.
+    """
+    limits = jnp.finfo(x.dtype)
+    return jnp.clip(x, limits.min * (1 - limits.eps), limits.max * (1 - limits.eps))
+
+
+@_above_lowest.defjvp
+def _above_lowest_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return _above_lowest(*primals), *tangents
+
+
+def _or_zero(peak: Float[Array, "a b"]) -> Float[Array, "a b"]:
+    """Returns the largest logits of sets without a gradient; 0 for those that are empty."""
+    return lax.stop_gradient(jnp.where(peak == jnp.finfo(peak.dtype).min, 0, peak))
+
+
+def _log_weights(
+    sample_weights: Any, targets: Float[Array, "n C"]
+) -> tuple[Float[Array, "n 1"], Float[Array, "n C"]]:
+    """Returns `log s`, and the targets with the samples of weight 0 set to unknown."""
+    weights = checks.floating("sample_weights", sample_weights, "n")
+    checks.same_rows("sample_weights", weights, "logits", targets)
+    weights = weights.astype(targets.dtype)[:, None]
+    targets = jnp.where(weights == 0, -1, targets)
+    used = jnp.any(targets >= 0, axis=1, keepdims=True)
+    return jnp.log(jnp.where(used, weights, 1)), targets
+
+
+@divided()
+def multilabel_softmax_loss(
+    logits: Float[Array, "n C"],
+    targets: Real[Array, "n C"] | Bool[Array, "n C"],
+    *,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Softmax cross-entropy against the targets of a sample, normalised to sum to 1.
+
+    .. math:: \ell_i = -\sum_{c ∈ P_i} \frac{t_{ic}}{\sum_{k ∈ P_i} t_{ik}}
+       \log \frac{e^{z_{ic}}}{\sum_{k ∈ P_i ∪ N_i} e^{z_{ik}}}
+
+    Args:
+      logits: `[n, C]`.
+      targets: `[n, C]`, multi-label targets. Positive targets are proportions. The softmax leaves
+        out unknown classes.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
+        without a positive does not count.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np, jaxloss
+      >>> logits = jnp.array([[2.0, 0.0, -1.0], [1.0, 1.0, 1.0]])
+      >>> targets = jnp.array([[1, 0, 0], [1, 1, -1]])
+      >>> losses = jaxloss.multilabel_softmax_loss(logits, targets, reduction="none")
+      >>> print(np.asarray(losses).round(4))
+      [0.1698 0.6931]
+
+    References:
+      Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, the softmax baseline.
+    """
+    logits, targets, known = _checked(logits, targets, where)
+    amounts = jnp.where(known, targets, 0)
+    total_amount = jnp.sum(amounts, axis=1)
+    defined = total_amount != 0  # True for NaN, so that NaN stays visible.
+    known = known & defined[:, None]  # A sample that does not count has no gradient.
+    lowest = jnp.finfo(logits.dtype).min
+    logits = jnp.where(known, _above_lowest(logits), lowest)
+    relative = logits - _or_zero(jnp.max(logits, axis=1, initial=lowest, keepdims=True))
+    log_total = jnp.log(jnp.where(defined, jnp.sum(jnp.exp(relative), axis=1), 1))
+    weighted = amounts * jnp.where(amounts == 0, 0, relative)
+    values = log_total - jnp.sum(weighted, axis=1) / jnp.where(defined, total_amount, 1)
+    return reduce(values, defined, sample_weights, reduction, axis_name)
+
+
+@divided()
+def asymmetric_loss(
+    logits: Float[Array, "n C"],
+    targets: Real[Array, "n C"] | Bool[Array, "n C"],
+    *,
+    positive_focus: Number = 0.0,
+    negative_focus: Number = 4.0,
+    clip: Number = 0.05,
+    stop_focus_gradient: bool = False,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Asymmetric loss (ASL): focal cross-entropy with separate focus for positives and negatives.
+
+    .. math:: \ell_i = -\sum_{c ∈ P_i} (1 - p_{ic})^{γ_+} \log p_{ic}
+       - \sum_{c ∈ N_i} q_{ic}^{γ_-} \log(1 - q_{ic}),
+       \quad p_{ic} = \frac{1}{1 + e^{-z_{ic}}}, \quad q_{ic} = \max(p_{ic} - m, 0)
+
+    With `stop_focus_gradient=True`, the value stays the same, and the gradient is that of weighted
+    cross-entropies:
+
+    .. math:: \frac{∂\ell_i}{∂z_{ic}} = -(1 - p_{ic})^{γ_+} (1 - p_{ic}) \;\; (c ∈ P_i),
+       \quad q_{ic}^{γ_-} \frac{p_{ic} (1 - p_{ic})}{1 - q_{ic}} \;\; (c ∈ N_i)
+
+    The authors of the loss train so (`disable_torch_grad_focal_loss=True` in their code). The full
+    gradient, the default here, is up to 1 + γ times as large.
+
+    Args:
+      logits: `[n, C]`.
+      targets: `[n, C]`, multi-label targets.
+      positive_focus: γ₊ ≥ 0.
+      negative_focus: γ₋ ≥ 0.
+      clip: m in [0, 1). A negative with a lower probability adds nothing.
+      stop_focus_gradient: Treat the focus weights, the powers by γ₊ and γ₋, as constants. Then the
+        gradient by γ₊ and by γ₋ is 0, and that by m is the one through log(1 − q).
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
+        whose targets are all unknown does not count.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Raises:
+      ValueError: If `positive_focus`, `negative_focus` or `clip` is out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np, jaxloss
+      >>> logits = jnp.array([[2.0, 0.0, -1.0], [1.0, 1.0, 1.0]])
+      >>> targets = jnp.array([[1, 0, 0], [1, 0, -1]])
+      >>> losses = jaxloss.asymmetric_loss(logits, targets, reduction="none")
+      >>> print(np.asarray(losses).round(4))
+      [0.152  0.5591]
+
+    References:
+      Ridnik et al., Asymmetric Loss for Multi-Label Classification, ICCV 2021; for
+      `stop_focus_gradient`, the authors' published code.
+    """
+    logits, targets = _prepare(logits, targets, where)
+    positive_focus = checks.in_range("positive_focus", positive_focus, logits.dtype, at_least=0)
+    negative_focus = checks.in_range("negative_focus", negative_focus, logits.dtype, at_least=0)
+    clip = checks.in_range("clip", clip, logits.dtype, at_least=0, below=1)
+
+    def weight(
+        base: Float[Array, "n C"], log_base: Float[Array, "n C"], focus: Number
+    ) -> Float[Array, "n C"]:
+        power = _power(base, log_base, focus)
+        return lax.stop_gradient(power) if stop_focus_gradient else power
+
+    p, not_p, log_p, log_not_p = _sigmoids(logits)
+    of_positives = log_p
+    # Elsewhere, a derivative of 0 is multiplied by them, and they may be infinite.
+    if isinstance(positive_focus, jax.Array) or positive_focus > 0:
+        of_positives = jnp.where(targets > 0, log_p, 0)
+    positives = -weight(not_p, log_not_p, positive_focus) * of_positives
+    # A negative at or below the clip adds nothing. The 1 keeps its logarithm finite.
+    clipped = p <= clip
+    q = jnp.where(clipped, 1, p - clip)
+    # Without a clip, q is p: the derivatives of log p stay finite where those of log q overflow.
+    has_clip = jnp.asarray(clip > 0)
+    log_q = jnp.where(has_clip, jnp.log(jnp.where(has_clip, q, 1)), log_p)
+    log_not_q = jnp.where(has_clip, jnp.log(jnp.where(has_clip, not_p + clip, 1)), log_not_p)
+    if isinstance(clip, jax.Array) or clip == 0:
+        log_not_q = jnp.where(targets == 0, log_not_q, 0)
+    negatives = jnp.where(clipped, 0, -weight(q, log_q, negative_focus) * log_not_q)
+    values = jnp.where(targets > 0, positives, jnp.where(targets == 0, negatives, 0))
+    defined = jnp.any(targets >= 0, axis=1)
+    return reduce(jnp.sum(values, axis=1), defined, sample_weights, reduction, axis_name)
+
+
+def _sigmoids(
+    logits: Float[Array, "n C"],
+) -> tuple[Float[Array, "n C"], Float[Array, "n C"], Float[Array, "n C"], Float[Array, "n C"]]:
+    """Returns `p = 1/(1 + e^{−z})`, `1 − p`, `log p` and `log(1 − p)`, by one exponential."""
+    positive = logits >= 0
+    decay = jnp.exp(jnp.where(positive, -logits, logits))
+    larger, log_larger = 1 / (1 + decay), -jnp.log1p(decay)
+    smaller, log_smaller = decay * larger, jnp.where(positive, -logits, logits) + log_larger
+    return (
+        jnp.where(positive, larger, smaller),
+        jnp.where(positive, smaller, larger),
+        jnp.where(positive, log_larger, log_smaller),
+        jnp.where(positive, log_smaller, log_larger),
+    )
+
+
+def _power(
+    base: Float[Array, "n C"], log_base: Float[Array, "n C"], exponent: Number
+) -> Float[Array, "n C"]:
+    """Returns `base^exponent`, by multiplication if the exponent is a whole number."""
+    if isinstance(exponent, float) and exponent.is_integer():
+        return base ** int(exponent)
+    if isinstance(exponent, jax.Array):  # 0 · ∞ is NaN.
+        log_base = finite_from_below(log_base)
+    return jnp.exp(exponent * log_base)
+
+
+@divided()
+def warp_loss(
+    logits: Float[Array, "n C"],
+    targets: Real[Array, "n C"] | Bool[Array, "n C"],
+    *,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Weighted approximate-rank pairwise loss (WARP), as the expectation over sampled negatives.
+
+    .. math:: \ell_i = \sum_{p ∈ P_i} \frac{H(r_p)}{r_p} \sum_{k ∈ V_p} 1 - z_{ip} + z_{ik},
+       \quad V_p = \{k ∈ N_i : z_{ik} > z_{ip} - 1\}, \quad r_p = |V_p|, \quad
+       H(r) = \sum_{j=1}^r \frac{1}{j}
+
+    The rank r_p has no gradient. A loop over classes needs memory for n·C numbers only.
+
+    Args:
+      logits: `[n, C]`.
+      targets: `[n, C]`, multi-label targets.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
+        whose targets are all unknown does not count. A sample without a violated pair has loss 0.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np, jaxloss
+      >>> logits = jnp.array([[2.0, 1.5, -1.0], [1.0, 1.0, 1.0]])
+      >>> targets = jnp.array([[1, 0, 0], [1, 0, 0]])
+      >>> losses = jaxloss.warp_loss(logits, targets, reduction="none")
+      >>> print(np.asarray(losses).round(4))
+      [0.5 1.5]
+
+    References:
+      Gong et al., Deep Convolutional Ranking for Multilabel Image Annotation, arXiv 1312.4894;
+      Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement, Table B.
+    """
+    logits, targets = _prepare(logits, targets, where)
+    values = _ranked_hinges(logits, targets, _rank_weights(logits, targets), 1)
+    defined = jnp.any(targets >= 0, axis=1)
+    return reduce(values, defined, sample_weights, reduction, axis_name)
+
+
+@divided()
+def robust_multilabel_loss(
+    logits: Float[Array, "n C"],
+    targets: Real[Array, "n C"] | Bool[Array, "n C"],
+    *,
+    ramp: Number = -0.8,
+    leak: Number = 0.1,
+    binary_weight: Number = 5.0,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Robust multi-label loss (RML): WARP and one-versus-rest hinges, cut off as ramps.
+
+    .. math:: \ell_i = \sum_{p ∈ P_i} H(r_p) \sum_{k ∈ N_i} ρ(z_{ip} - z_{ik})
+       + κ \Big[\sum_{p ∈ P_i} ρ(z_{ip}) + \sum_{k ∈ N_i} ρ(-z_{ik})\Big], \quad
+       ρ(t) = \max(1 - t, 0) - (1 - λ) \max(s - t, 0)
+
+    Where t is below s, which a wrong label may explain, the slope of ρ is λ in place of 1. r_p and
+    H are those of `warp_loss`: the rank, which has no gradient, is counted, where the authors
+    estimate it by sampling. They also divide the loss by a constant, 20. A loop over classes needs
+    memory for n·C numbers only.
+
+    Args:
+      logits: `[n, C]`.
+      targets: `[n, C]`, multi-label targets.
+      ramp: s < 1, where the ramp ends.
+      leak: λ ≥ 0, the slope beyond; 1 gives hinges.
+      binary_weight: κ ≥ 0, the weight of the terms of single classes.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
+        whose targets are all unknown does not count.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Raises:
+      ValueError: If `ramp`, `leak` or `binary_weight` is out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np, jaxloss
+      >>> logits = jnp.array([[2.0, 1.5, -1.0], [1.0, 1.0, 1.0]])
+      >>> targets = jnp.array([[1, 0, 0], [1, 0, 0]])
+      >>> losses = jaxloss.robust_multilabel_loss(logits, targets, reduction="none")
+      >>> print(np.asarray(losses).round(4))
+      [ 9.85 21.2 ]
+
+    References:
+      Cevikalp et al., Semi-Supervised Robust Deep Neural Networks for Multi-Label Classification,
+      CVPR Workshops 2019, in the form and with the constants of the authors' published code for
+      labelled images; Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement, Table B.
+    """
+    logits, targets = _prepare(logits, targets, where)
+    ramp = checks.in_range("ramp", ramp, logits.dtype, below=1)
+    leak = checks.in_range("leak", leak, logits.dtype, at_least=0)
+    binary_weight = checks.in_range("binary_weight", binary_weight, logits.dtype, at_least=0)
+    margins = jnp.where(targets > 0, logits, -logits)
+
+    def hinges(bound: Number) -> Float[Array, " n"]:
+        weights = _rank_weights(logits, targets, bound, per_pair=True)
+        inside = (targets >= 0) & ~(margins >= bound)
+        binary = jnp.sum(jnp.where(inside, bound - margins, 0), axis=1)
+        return _ranked_hinges(logits, targets, weights, bound) + binary_weight * binary
+
+    values = hinges(1.0) - (1 - leak) * hinges(ramp)
+    defined = jnp.any(targets >= 0, axis=1)
+    return reduce(values, defined, sample_weights, reduction, axis_name)
+
+
+def _ranked_hinges(
+    logits: Float[Array, "n C"],
+    targets: Float[Array, "n C"],
+    weights: tuple[Float[Array, "n C"], Float[Array, "n C"]],
+    bound: Number,
+) -> Float[Array, " n"]:
+    """The sums of `bound − z_p + z_k` with the weights that `_rank_weights` gives the pairs."""
+    positive_weights, negative_weights = weights
+    # Both weights have the same sum, so a shift of the logits does not change the loss. Relative to
+    # the largest negative, the sum does not cancel.
+    lowest = jnp.finfo(logits.dtype).min
+    peak = jnp.max(logits, axis=1, where=targets == 0, initial=lowest, keepdims=True)
+    logits = logits - _or_zero(peak)
+    # No violated pair has a positive of inf or a negative of -inf, and 0 · ∞ is NaN.
+    gaps = jnp.where(positive_weights == 0, 0, bound - logits)
+    logits = jnp.where(negative_weights == 0, 0, logits)
+    return jnp.sum(positive_weights * gaps + negative_weights * logits, axis=1)
+
+
+def _rank_weights(
+    logits: Float[Array, "n C"],
+    targets: Float[Array, "n C"],
+    bound: Number = 1,
+    *,
+    per_pair: bool = False,
+) -> tuple[Float[Array, "n C"], Float[Array, "n C"]]:
+    """Returns the weights of positives and of negatives, both without a gradient.
+
+    Each is the sum over the pairs with `z_p − z_k < bound` of `H(r_p) / r_p`, or `per_pair` of
+    `H(r_p)`. The loop over classes never holds all C² pairs.
+    """
+    logits = lax.stop_gradient(logits)
+    negative = targets == 0
+    harmonic = jnp.asarray(np.cumsum([0.0, *(1 / np.arange(1, logits.shape[1] + 1))]), logits.dtype)
+
+    def rank(
+        negative_weights: Float[Array, "n C"], column: tuple[Float[Array, " n"], Bool[Array, " n"]]
+    ) -> tuple[Float[Array, "n C"], Float[Array, " n"]]:
+        logit, is_positive = column
+        pairs = negative & is_positive[:, None]
+        ranks = jnp.sum(pairs & (logits > logit[:, None] - 1), axis=1, dtype=jnp.int32)
+        weight = harmonic[ranks]
+        if not per_pair:
+            weight = weight / jnp.maximum(ranks, 1).astype(logits.dtype)
+        counted = pairs & (logits > logit[:, None] - bound)
+        total = weight * jnp.sum(counted, axis=1, dtype=logits.dtype)
+        return negative_weights + jnp.where(counted, weight[:, None], 0), total
+
+    zeros = jnp.where(negative, jnp.zeros((), logits.dtype), 0)
+    negative_weights, positive_weights = lax.scan(rank, zeros, (logits.T, (targets > 0).T))
+    # NaN has no rank. Returning it as the weight makes its gradient NaN as well.
+    return jnp.where(jnp.isnan(logits), logits, positive_weights.T), negative_weights

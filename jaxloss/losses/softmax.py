@@ -1,0 +1,272 @@
+"""Classification losses on logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float, Integer, Real
+
+from jaxloss.core import checks
+from jaxloss.core.batch import (
+    AxisName,
+    Reduction,
+    checked_rows,
+    is_own_class,
+    nan_where_no_class,
+    reduce,
+)
+from jaxloss.core.checks import Number
+from jaxloss.core.linear import widen
+from jaxloss.core.logsumexp import softplus, unless_left_out
+from jaxloss.core.sharding import divided
+from jaxloss.losses.margins import lowering, margins_of_samples
+
+
+@divided()
+def softmax_loss(
+    logits: Float[Array, "n C"],
+    labels: Integer[Array, " n"],
+    *,
+    label_smoothing: Number = 0.0,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Softmax cross-entropy (SCE), with optional label smoothing.
+
+    .. math:: \ell_i = -\sum_c t_{ic} \log \frac{e^{z_{ic}}}{\sum_k e^{z_{ik}}},
+       \quad t_{ic} = (1-ε) [y_i = c] + ε / C
+
+    Args:
+      logits: `[n, C]`.
+      labels: `[n]`, class indices.
+      label_smoothing: ε in [0, 1).
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Raises:
+      ValueError: If `label_smoothing` is out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np, jaxloss
+      >>> logits = jnp.array([[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+      >>> losses = jaxloss.softmax_loss(logits, jnp.array([0, 2]), reduction="none")
+      >>> print(np.asarray(losses).round(4))
+      [0.2395 1.0986]
+
+    References:
+      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (SCE).
+      Liu et al., Negative Margin Matters, ECCV 2020, Table 6 (label smoothing).
+    """
+    logits, labels, valid = checked_rows("logits", logits, labels, where)
+    (logits,) = widen(logits)
+    label_smoothing = checks.in_range(
+        "label_smoothing", label_smoothing, logits.dtype, at_least=0, below=1
+    )
+    relative, log_total = relative_to_peak(logits, valid)
+    values = cross_entropy(relative, log_total, labels, valid)
+    if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
+        uniform = log_total - jnp.mean(relative, axis=1)
+        if isinstance(label_smoothing, jax.Array):  # At 0, a class that is left out adds nothing.
+            uniform = jnp.where((label_smoothing == 0) & (uniform == jnp.inf), values, uniform)
+        values = (1 - label_smoothing) * values + label_smoothing * uniform
+    return reduce(values, valid, sample_weights, reduction, axis_name)
+
+
+@divided()
+def margin_softmax_loss(
+    logits: Float[Array, "n C"],
+    labels: Integer[Array, " n"],
+    *,
+    margin: Number | Float[Array, " C"] = 0.0,
+    scale: Number = 1.0,
+    sample_margin: Float[Array, " n"] | None = None,
+    angular_margin: Number | Float[Array, " C"] = 0.0,
+    sample_angular_margin: Float[Array, " n"] | None = None,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""Softmax cross-entropy with a margin on the target's logit.
+
+    .. math:: \ell_i = -\log \frac{e^{β t_i}}{e^{β t_i} + \sum_{c≠y} e^{β z_{ic}}},
+       \quad t_i = \cos(θ_i + a_i) - m_i, \quad z_{iy} = \cos θ_i
+
+    Without angles a, this is t = z − m for any logits: m < 0 gives the negative-margin loss, 0 the
+    plain loss, m > 0 the large-margin loss (CosFace). a > 0 is ArcFace. Margins of samples give
+    AdaFace and MagFace.
+
+    An angle θ + a below 0 counts as 0: t = 1 − m. Above π, t = cos θ + cos a − 1 − m, which
+    continues cos(θ + a) at π and keeps falling. sin θ is taken as at least 0.001, so that the
+    gradient is finite at cos θ = ±1. Above π, pytorch-metric-learning has cos θ − a sin a, which
+    jumps, and insightface has cos(θ + a), which rises again.
+
+    Args:
+      logits: `[n, C]`, from `linear_logits` (eq. 7) or `cosine_logits` (eq. 8). With angles they
+        must be cosines.
+      labels: `[n]`, class indices.
+      margin: m, any number, or `[C]` for a margin per class.
+      scale: β > 0.
+      sample_margin: `[n]`, or None: added to m.
+      angular_margin: a ≥ 0 in radians, a number or `[C]`.
+      sample_angular_margin: `[n]` of any sign, or None: added to a.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Raises:
+      ValueError: If `scale` is not positive, or `angular_margin` is a negative number.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> cosines, labels = jnp.array([[0.6, 0.2]]), jnp.array([0])
+      >>> print(f"{jaxloss.margin_softmax_loss(cosines, labels, margin=-0.3, scale=10.0):.5f}")
+      0.00091
+      >>> print(f"{jaxloss.margin_softmax_loss(cosines, labels, angular_margin=0.5):.5f}")
+      0.72205
+
+    References:
+      Liu et al., Negative Margin Matters, ECCV 2020, eq. (7), (8).
+      Wang et al., CosFace, CVPR 2018. Deng et al., ArcFace, CVPR 2019, eq. (3).
+      Kim et al., AdaFace, CVPR 2022. Meng et al., MagFace, CVPR 2021.
+    """
+    logits, labels, valid = checked_rows("logits", logits, labels, where)
+    (logits,) = widen(logits)
+    scale = checks.in_range("scale", scale, logits.dtype, above=0)
+    margins = margins_of_samples(
+        margin,
+        angular_margin,
+        sample_margin,
+        sample_angular_margin,
+        labels,
+        valid,
+        logits.dtype,
+        logits.shape[1],
+    )
+    is_target = is_own_class(labels, logits.shape[1])
+    own = jnp.sum(jnp.where(is_target & valid[:, None], logits, 0), axis=1)
+    lowered_by = lowering(margins, own)
+    is_traced = isinstance(scale, jax.Array)
+    if isinstance(lowered_by, jax.Array):
+        is_traced = is_traced or lowered_by.ndim == 0
+        lowered_by = lowered_by[:, None] if lowered_by.ndim == 1 else lowered_by
+    lowered = jnp.where(is_target, logits - lowered_by, logits)
+    if is_traced:
+        relative, log_total = relative_to_peak(lowered, valid, scale)
+    else:  # This keeps no array of the differences for the gradient.
+        relative, log_total = relative_to_peak(scale * lowered, valid)
+    values = cross_entropy(relative, log_total, labels, valid)
+    return reduce(values, valid, sample_weights, reduction, axis_name)
+
+
+def relative_to_peak(
+    logits: Float[Array, "n C"], valid: Bool[Array, " n"], scale: Number | None = None
+) -> tuple[Float[Array, "n C"], Float[Array, " n"]]:
+    """Returns `a − max a` and `log Σ e^{a − max a}` of the logits or the scaled logits a.
+
+    They are zeros and `log C` in rows that are not valid. The maximum reads the logits as they are.
+    Zeros in the invalid rows would be another array.
+    """
+    peak = jnp.where(valid, jnp.max(lax.stop_gradient(logits), axis=1), 0)
+    relative = jnp.where(valid[:, None], logits - peak[:, None], 0)
+    # Its derivative sees no invalid row, and no product of large numbers.
+    if scale is not None:
+        relative = unless_left_out(scale, relative) * relative
+    return relative, jnp.log(jnp.sum(jnp.exp(relative), axis=1))
+
+
+def cross_entropy(
+    relative: Float[Array, "n C"],
+    log_total: Float[Array, " n"],
+    labels: Integer[Array, " n"],
+    valid: Bool[Array, " n"],
+) -> Float[Array, " n"]:
+    """Returns `−log p_y` from the results of `relative_to_peak`; NaN if a label is C or more."""
+    num_classes = relative.shape[1]
+    in_range = jnp.clip(labels, 0, num_classes - 1)
+    own = jnp.take_along_axis(relative, in_range[:, None], axis=1)[:, 0]
+    return nan_where_no_class(log_total - own, labels, valid, num_classes)
+
+
+@divided()
+def sigmoid_loss(
+    logits: Float[Array, "n C"],
+    labels: Integer[Array, " n"] | Real[Array, "n C"] | Bool[Array, "n C"],
+    *,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""One-versus-rest binary cross-entropy (BCE), summed over the classes of a sample.
+
+    .. math:: \ell_i = \sum_c \log(1 + e^{z_{ic}}) - t_{ic} z_{ic}
+
+    Args:
+      logits: `[n, C]`.
+      labels: Class indices `[n]`, or multi-label targets `[n, C]`. Targets between 0 and 1 are soft
+        labels; targets above 1, such as object counts, are taken as 1.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample whose
+        targets are all unknown does not count.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np, jaxloss
+      >>> logits = jnp.array([[2.0, -1.0], [0.0, 0.0]])
+      >>> losses = jaxloss.sigmoid_loss(logits, jnp.array([0, 1]), reduction="none")
+      >>> print(np.asarray(losses).round(4))
+      [0.4402 1.3863]
+      >>> print(f"{jaxloss.sigmoid_loss(logits, jnp.array([[1, 0], [0, 1]])):.4f}")
+      0.9132
+
+    References:
+      Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (BCE).
+    """
+    per_sample = _of_targets if checks.rank(labels) == 2 else _of_classes
+    values, mask = per_sample(logits, labels, where)
+    return reduce(values, mask, sample_weights, reduction, axis_name)
+
+
+def _of_classes(
+    logits: Any, labels: Any, where: Any
+) -> tuple[Float[Array, " n"], Bool[Array, " n"]]:
+    """Returns the sigmoid losses of samples of one class each, and which of them count."""
+    logits, labels, valid = checked_rows("logits", logits, labels, where)
+    (logits,) = widen(logits)
+    is_target = is_own_class(labels, logits.shape[1])
+    signed = jnp.where(is_target, -logits, logits)
+    values = jnp.sum(softplus(jnp.where(valid[:, None], signed, 0)), axis=1)
+    return nan_where_no_class(values, labels, valid, logits.shape[1]), valid
+
+
+def _of_targets(
+    logits: Any, targets: Any, where: Any
+) -> tuple[Float[Array, " n"], Bool[Array, " n"]]:
+    """Returns the sigmoid losses of samples of multi-label targets, and which of them count."""
+    logits = checks.floating("logits", logits, "n C")
+    (logits,) = widen(logits)
+    hint = "; the class indices of a column are labels[:, 0]" if targets.shape[1] == 1 else ""
+    targets = checks.class_targets("labels", targets, logits, hint=hint)
+    mask = checks.row_mask(where, "logits", logits)
+    known = ~(targets < 0)  # True for NaN, so that NaN stays visible.
+    known = known if mask is None else known & mask[:, None]
+    logits, targets = jnp.where(known, logits, 0), jnp.clip(targets, 0, 1)
+    # `max(z, 0) − t z`, before the small term is added, which would be lost. 0 · ∞ is NaN.
+    slopes = jnp.where(logits >= 0, 1 - targets, -targets)
+    values = jnp.where(slopes == 0, 0, slopes * logits) + _decay(logits)
+    return jnp.sum(jnp.where(known, values, 0), axis=1), jnp.any(known, axis=1)
+
+
+def _decay(logits: Float[Array, "n C"]) -> Float[Array, "n C"]:
+    """Returns `log(1 + e^{−|z|})`. Its derivatives at 0 are those from the right."""
+    return jnp.log1p(jnp.exp(jnp.where(logits >= 0, -logits, logits)))

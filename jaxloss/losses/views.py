@@ -1,0 +1,326 @@
+"""Losses on two views of the same samples, without labels, from statistics of the batch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float
+
+from jaxloss.core import checks
+from jaxloss.core.backend import indices
+from jaxloss.core.batch import AxisName, max_over, sum_over, zero_invalid
+from jaxloss.core.checks import Number
+from jaxloss.core.linear import widen
+from jaxloss.core.products import wide_product
+from jaxloss.core.sharding import divided
+
+
+@divided()
+def vicreg_loss(
+    first: Float[Array, "n d"],
+    second: Float[Array, "n d"],
+    *,
+    invariance: Number = 25.0,
+    variance: Number = 25.0,
+    covariance: Number = 1.0,
+    epsilon: Number = 1e-4,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""]:
+    r"""VICReg: equal views, a spread of at least 1 in every dimension, no correlation.
+
+    .. math:: \ell = λ \, \mathrm{mean}_{ij} (z_{ij} - z'_{ij})^2 + μ \, (v(Z) + v(Z'))
+       + ν \, (c(Z) + c(Z'))
+
+    .. math:: v(Z) = \mathrm{mean}_j \max\big(0, 1 - \sqrt{C(Z)_{jj} + ε}\big), \quad
+       c(Z) = \frac1d \sum_{j≠k} C(Z)_{jk}^2
+
+    C is the unbiased covariance matrix of a view over the global batch. The first mean is over
+    samples and dimensions, as in Algorithm 1 of the paper; eq. (5) sums over the dimensions, which
+    is `invariance` times d. The authors' code and pytorch-metric-learning halve v: use half of
+    their `variance`.
+
+    Args:
+      first, second: `[n, d]`, two views of each sample. Gradients reach both.
+      invariance, variance, covariance: λ, μ, ν ≥ 0.
+      epsilon: ε > 0.
+      where: A common keyword of `jaxloss`.
+      sample_weights: floats `[n]`, the weights s ≥ 0 of the samples in the means and covariances,
+        `C = Σ s_i (z_i − z̄)(z_i − z̄)ᵀ / (Σ s − Σ s² / Σ s)`. Doubling all of them changes nothing,
+        and weight 0 removes a sample.
+      reduction: `"mean"`, or `"sum"` for the value times Σ s, which is the number of samples
+        without weights.
+      axis_name: A common keyword of `jaxloss`. Devices exchange means and covariances, d² numbers.
+
+    Returns:
+      A scalar. With fewer than two samples, v and c are 0.
+
+    Raises:
+      ValueError: If `invariance`, `variance` or `covariance` is negative, `epsilon` is not
+        positive, or `reduction` is `"none"`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> first = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -0.5]])
+      >>> print(f"{jaxloss.vicreg_loss(first, 0.5 * first):.4f}")
+      20.3776
+
+    References:
+      Bardes et al., VICReg: Variance-Invariance-Covariance Regularization for Self-Supervised
+      Learning, ICLR 2022, eq. (1) to (6), Algorithm 1.
+    """
+    views = _two_views("vicreg_loss", first, second, where, sample_weights, reduction, axis_name)
+    dtype = views.first.dtype
+    invariance = checks.in_range("invariance", invariance, dtype, at_least=0)
+    variance = checks.in_range("variance", variance, dtype, at_least=0)
+    covariance = checks.in_range("covariance", covariance, dtype, at_least=0)
+    epsilon = checks.in_range("epsilon", epsilon, dtype, above=0)
+    dim = views.first.shape[1]
+    gaps = jnp.sum((views.first - views.second) ** 2, axis=1) / dim
+    invariance, variance, covariance, epsilon = (
+        jnp.asarray(x, dtype) for x in (invariance, variance, covariance, epsilon)
+    )
+    samples = views.samples
+    total = jnp.sum(gaps if samples.shares is None else samples.shares * gaps)
+    value = invariance * sum_over(total, axis_name) / samples.number
+    for view in (views.first, views.second):
+        moments = _moments(axis_name, view, samples) * (views.unbiased / samples.number)
+        variances = jnp.diagonal(moments)
+        spread = jnp.mean(jnp.maximum(1 - jnp.sqrt(variances + epsilon), 0))
+        redundancy = jnp.sum(_off_diagonal(moments) ** 2) / dim
+        value = value + jnp.where(
+            views.unbiased > 0, variance * spread + covariance * redundancy, 0
+        )
+    return value * views.size if reduction == "sum" else value
+
+
+@divided()
+def barlow_twins_loss(
+    first: Float[Array, "n d"],
+    second: Float[Array, "n d"],
+    *,
+    off_diagonal: Number = 5e-3,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""]:
+    r"""Barlow Twins: the correlations between the dimensions of two views are the identity.
+
+    .. math:: \ell = \sum_j (1 - R_{jj})^2 + λ \sum_{j≠k} R_{jk}^2, \quad
+       R_{jk} = \frac{\sum_i (z_{ij} - \bar z_j)(z'_{ik} - \bar z'_k)}
+       {\sqrt{\sum_i (z_{ij} - \bar z_j)^2} \sqrt{\sum_i (z'_{ik} - \bar z'_k)^2}}
+
+    A dimension that is constant over the batch has the correlation 0 with every dimension, itself
+    included: it adds 1 to the loss, and has a zero gradient. The authors' code has a batch
+    normalisation in place of the roots, which adds 1e-5 to each variance.
+
+    Args:
+      first, second: `[n, d]`, two views of each sample. Gradients reach both.
+      off_diagonal: λ ≥ 0.
+      where: A common keyword of `jaxloss`.
+      sample_weights: floats `[n]`, the weights s ≥ 0 of the samples in the sums over i and in the
+        means. Doubling all of them changes nothing, and weight 0 removes a sample.
+      reduction: `"mean"`, or `"sum"` for the value times Σ s, which is the number of samples
+        without weights.
+      axis_name: A common keyword of `jaxloss`. Devices exchange means and correlations, d² numbers.
+
+    Returns:
+      A scalar.
+
+    Raises:
+      ValueError: If `off_diagonal` is negative, or `reduction` is `"none"`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> first = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -0.5]])
+      >>> print(f"{jaxloss.barlow_twins_loss(first, first + jnp.eye(3, 2)):.6f}")
+      0.000711
+
+    References:
+      Zbontar et al., Barlow Twins: Self-Supervised Learning via Redundancy Reduction, ICML 2021,
+      eq. (1), (2).
+    """
+    views = _two_views(
+        "barlow_twins_loss", first, second, where, sample_weights, reduction, axis_name
+    )
+    dtype = views.first.dtype
+    off_diagonal = checks.in_range("off_diagonal", off_diagonal, dtype, at_least=0)
+
+    def inverse_root(squares: Float[Array, " d"]) -> Float[Array, " d"]:
+        constant = squares == 0  # False for NaN, so that NaN stays visible.
+        return jnp.where(constant, 0, lax.rsqrt(jnp.where(constant, 1, squares)))
+
+    first, second = (
+        _scaled_columns(view, views.samples, axis_name) for view in (views.first, views.second)
+    )
+    moments, *squares = _cross_moments(axis_name, first, second, views.samples)
+    rows, columns = map(inverse_root, squares)
+    correlations = rows[:, None] * moments * columns[None, :]
+    own = jnp.diagonal(correlations)
+    others = jnp.sum(_off_diagonal(correlations) ** 2)
+    others = jnp.asarray(off_diagonal, dtype) * others
+    value = jnp.where(views.size == 0, 0, jnp.sum((1 - own) ** 2) + others)
+    return value * views.size if reduction == "sum" else value
+
+
+class _Samples(NamedTuple):
+    """How the samples count."""
+
+    valid: Bool[Array, " n"]
+    shares: Float[Array, " n"] | None
+    """The weights, divided by their sum over all devices; None if all valid samples count alike."""
+    number: Float[Array, ""]
+    """What a sum over the samples is divided by: the valid ones of all devices, or 1 for shares."""
+
+
+class _Views(NamedTuple):
+    """Two views, with zeros in the rows that do not count."""
+
+    first: Float[Array, "n d"]
+    second: Float[Array, "n d"]
+    samples: _Samples
+    size: Float[Array, ""]
+    """The sum of the weights over all devices."""
+    unbiased: Float[Array, ""]
+    """The factor that makes a variance unbiased; 0 with fewer than two samples."""
+
+
+def _two_views(
+    name: str,
+    first: Any,
+    second: Any,
+    where: Any,
+    sample_weights: Any,
+    reduction: Any,
+    axis_name: AxisName | None,
+) -> _Views:
+    """Checks the arguments, and counts the samples of the global batch."""
+    checks.no_terms(name, reduction)
+    first = checks.floating("first", first, "n d")
+    second = checks.second_view(second, first)
+    mask = checks.row_mask(where, "first", first)
+    valid = jnp.ones(first.shape[0], bool) if mask is None else mask
+    first, second = widen(zero_invalid(first, valid), zero_invalid(second, valid))
+    size = sum_over(jnp.sum(valid.astype(first.dtype)), axis_name)
+    samples = _Samples(valid, None, jnp.where(size == 0, 1, size))
+    concentration, alone = 1 / samples.number, size < 2
+    if sample_weights is not None:
+        sample_weights = checks.floating("sample_weights", sample_weights, "n")
+        checks.same_rows("sample_weights", sample_weights, "first", first)
+        weights = jnp.where(valid, sample_weights.astype(first.dtype), 0)
+        size = sum_over(jnp.sum(weights), axis_name)
+        shares = weights / jnp.where(size == 0, 1, size)
+        samples = _Samples(valid, shares, jnp.ones_like(size))
+        concentration = sum_over(jnp.sum(shares * shares), axis_name)
+        alone = sum_over(jnp.sum(weights != 0), axis_name) < 2
+    # For weights that are all alike, this is n / (n − 1).
+    unbiased = jnp.where(alone, 0, 1 / jnp.where(alone, 1, 1 - concentration))
+    return _Views(first, second, samples, size, unbiased)
+
+
+def _centred(
+    view: Float[Array, "n d"], samples: _Samples, axis_name: AxisName | None
+) -> Float[Array, "n d"]:
+    """Returns the deviations from the mean of the global batch; zeros in the invalid rows."""
+    if view.size == 0:
+        return view
+    valid = samples.valid[:, None]
+    counts = samples.valid if samples.shares is None else samples.shares != 0
+    # A row that counts as the shift makes the deviations of a constant dimension exactly 0.
+    shift = lax.stop_gradient(view)[jnp.argmax(counts)]
+    if axis_name is not None:
+        shift = max_over(jnp.where(jnp.any(counts), shift, -jnp.inf), axis_name)
+        shift = jnp.where(shift == -jnp.inf, 0, shift)  # No row counts on any device.
+    shifted = jnp.where(valid, view - shift[None, :], 0)
+    mean = sum_over(jnp.sum(_weighted(shifted, samples), axis=0), axis_name) / samples.number
+    return jnp.where(valid, shifted - mean[None, :], 0)
+
+
+def _scaled_columns(
+    view: Float[Array, "n d"], samples: _Samples, axis_name: AxisName | None
+) -> Float[Array, "n d"]:
+    """Returns the columns times powers of two, by which no square overflows or underflows."""
+    if samples.shares is not None:  # A row without a weight scales nothing, and may overflow.
+        view = jnp.where((samples.shares[:, None] == 0) & jnp.isfinite(view), 0, view)
+    largest = jnp.max(jnp.abs(lax.stop_gradient(view)), axis=0, initial=0, keepdims=True)
+    if axis_name is not None:
+        largest = max_over(largest, axis_name)
+    limit = jnp.finfo(view.dtype).maxexp - 2
+    exponent = jnp.clip(jnp.frexp(largest)[1], -limit, limit)
+    return view * jnp.ldexp(jnp.ones_like(largest), -exponent)
+
+
+def _weighted(rows: Float[Array, "n d"], samples: _Samples) -> Float[Array, "n d"]:
+    """Returns rows times their shares. Rows that do not count are zeros already."""
+    return rows if samples.shares is None else samples.shares[:, None] * rows
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _moments(
+    axis_name: AxisName | None, view: Float[Array, "n d"], samples: _Samples
+) -> Float[Array, "d d"]:
+    """Returns `Σ s_i c_i c_iᵀ` of the deviations c from the mean, over the global batch."""
+    rows = _centred(view, samples, axis_name)
+    return sum_over(wide_product(_weighted(rows, samples).T, rows), axis_name)
+
+
+@_moments.defjvp
+def _moments_jvp(axis_name: AxisName | None, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """A half and its transpose: the gradient for a view then takes one product and not two.
+
+    Deviations sum to zero, so that the change of the mean cancels.
+    """
+    (view, samples), (d_view, d_samples) = primals, tangents
+    rows = _centred(view, samples, axis_name)
+    change = _weighted(d_view, samples)
+    if samples.shares is not None:
+        change = change + d_samples.shares[:, None] / 2 * rows
+    half = sum_over(wide_product(change.T, rows), axis_name)
+    return _moments(axis_name, view, samples), half + half.T
+
+
+_CrossMoments: TypeAlias = tuple[Float[Array, "d d"], Float[Array, " d"], Float[Array, " d"]]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _cross_moments(
+    axis_name: AxisName | None,
+    first: Float[Array, "n d"],
+    second: Float[Array, "n d"],
+    samples: _Samples,
+) -> _CrossMoments:
+    """Returns `Σ s_i c_i c'_iᵀ`, `Σ s_i c_i²` and `Σ s_i c'_i²` of the deviations c and c'."""
+    a, b = (_centred(view, samples, axis_name) for view in (first, second))
+    weighted = _weighted(a, samples)
+    moments = wide_product(weighted.T, b)
+    squares = jnp.sum(weighted * a, axis=0), jnp.sum(_weighted(b, samples) * b, axis=0)
+    return jax.tree.map(partial(sum_over, axis_name=axis_name), (moments, *squares))
+
+
+@_cross_moments.defjvp
+def _cross_moments_jvp(axis_name: AxisName | None, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """As in `_moments_jvp`, the change of the means cancels."""
+    (first, second, samples), (d_first, d_second, d_samples) = primals, tangents
+    a, b = (_centred(view, samples, axis_name) for view in (first, second))
+    d_a, d_b = (_weighted(change, samples) for change in (d_first, d_second))
+    if samples.shares is not None:
+        d_a, d_b = (
+            change + d_samples.shares[:, None] / 2 * rows for change, rows in ((d_a, a), (d_b, b))
+        )
+    moments = wide_product(d_a.T, b) + wide_product(a.T, d_b)
+    parts = moments, 2 * jnp.sum(d_a * a, axis=0), 2 * jnp.sum(d_b * b, axis=0)
+    results = _cross_moments(axis_name, first, second, samples)
+    return results, jax.tree.map(partial(sum_over, axis_name=axis_name), parts)
+
+
+def _off_diagonal(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    """Returns the matrix with zeros on its diagonal."""
+    numbers = indices(matrix.shape[0])
+    return jnp.where(numbers[:, None] == numbers[None, :], 0, matrix)

@@ -1,0 +1,130 @@
+"""Rows that are compared, as the tiles take them: loaded, scaled or relative to a center."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int32, Integer
+
+from jaxloss.core.batch import AxisName, comparable, own_positions, sum_over, zero_invalid
+from jaxloss.core.linear import l2_normalize, power_of_two_scaled, widen
+from jaxloss.core.products import Low, low_dtypes, nearest
+
+Similarity: TypeAlias = Literal["inner", "cosine", "negative_squared_distance", "negative_distance"]
+"""Of a pair: `x·y`, `x̂·ŷ`, `−‖x − y‖²`, `−‖x − y‖`."""
+Compared: TypeAlias = Similarity | Literal["negative_squared_distance_of_units"]
+"""What the tiles compute. Cosines, and distances of unit vectors, are those of low-precision rows
+of which no square over- or underflows. Of others, unit vectors have them as inner products and
+distances. Distances of unit vectors have no gradient here."""
+
+
+class Rows(NamedTuple):
+    """Samples: anchors or references."""
+
+    features: Float[Array, "n d"]
+    """For inner products in a wide dtype, with zeros in the invalid rows."""
+    labels: Integer[Array, " n"] | Integer[Array, "n C"]
+    """Class indices, or multi-hot targets of 1, of 0, and of -1 for an unknown class."""
+    valid: Bool[Array, " n"]
+    positions: Int32[Array, " n"]
+    """From 0 on, over all devices. Those of references that are no anchors are -1, -2, and so on: a
+    reference at the position of the anchor is the anchor itself, and left out."""
+    given: Any = None
+    """A pytree of float arrays `[n]` that the values of an anchor's pairs depend on."""
+    bias: Float[Array, " n"] | None = None
+    """Numbers of references that the values of their pairs depend on."""
+
+
+def anchors_and_references(
+    features: Float[Array, "n d"],
+    labels: Integer[Array, " n"] | Integer[Array, "n C"],
+    valid: Bool[Array, " n"],
+    references: tuple[Array, Array, Array] | None,
+    axis_name: AxisName | None,
+    *,
+    normalize: bool = False,
+    load: bool = False,
+) -> tuple[Rows, Rows | None]:
+    """Returns the anchors of this device, and what `reference_rows` returned as rows.
+
+    With `normalize`, their features are unit vectors. With `load`, they are in a wide dtype, with
+    zeros in the invalid rows; by default they are as given, and each tile loads its own.
+    """
+    positions = own_positions(labels.shape[0], axis_name)
+    sides = [Rows(features, labels, valid, positions)]
+    if references is not None:
+        others, other_labels, other_valid = references
+        labels, other_labels = comparable(labels, other_labels)
+        elsewhere = ~own_positions(others.shape[0], axis_name)
+        sides = [
+            Rows(features, labels, valid, positions),
+            Rows(others, other_labels, other_valid, elsewhere),
+        ]
+    if normalize or load:
+        wide = widen(*(rows.features for rows in sides))
+        loaded = l2_normalize if normalize else zero_invalid
+        sides = [
+            rows._replace(features=loaded(x, rows.valid))
+            for rows, x in zip(sides, wide, strict=True)
+        ]
+    return sides[0], None if references is None else sides[1]
+
+
+def are_low(features: Float[Array, "n d"], references: tuple[Array, Array, Array] | None) -> bool:
+    """Returns whether such rows, and what `reference_rows` returned, are multiplied as they are."""
+    return any(low_dtypes(features, features if references is None else references[0]))
+
+
+def scaled(anchors: Rows, references: Rows | None) -> tuple[Rows, Rows | None]:
+    """Returns low-precision rows whose unit vectors are compared."""
+
+    def of(rows: Rows) -> Rows:
+        return rows._replace(features=power_of_two_scaled(rows.features, rows.valid))
+
+    return of(anchors), None if references is None else of(references)
+
+
+# Centers: distances relative to one are rounded less ----
+
+
+def center_of(rows: Rows, axis_name: AxisName | None) -> Float[Array, " d"]:
+    """Returns the mean of the valid rows."""
+    (features,) = widen(rows.features)
+    total = sum_over(jnp.sum(jnp.where(rows.valid[:, None], features, 0), axis=0), axis_name)
+    number = sum_over(jnp.sum(rows.valid), axis_name)
+    return lax.stop_gradient(total / jnp.maximum(number, 1).astype(total.dtype))
+
+
+def exact_center(
+    center: Float[Array, " d"],
+    sides: tuple[tuple[Array, Array, Low], ...],
+    axis_name: AxisName | None,
+) -> Float[Array, " d"]:
+    """Returns the center where all low-precision rows minus it stay exact, and 0 elsewhere.
+
+    Args:
+      center: Of float32 numbers.
+      sides: Rows, their mask, and the low dtype in which they are exact or None.
+      axis_name: The axis over which the rows are split.
+    """
+    center = nearest(center, next(low for *_, low in sides if low is not None))
+    inexact = jnp.zeros(center.shape, jnp.int32)
+    for rows, valid, low in sides:
+        if low is not None:
+            rows = lax.stop_gradient(rows).astype(center.dtype)
+            moved = rows - center[None, :]
+            exact = (nearest(moved, low) == moved) & (moved + center[None, :] == rows)
+            inexact += jnp.sum(~exact & valid[:, None], axis=0, dtype=jnp.int32)
+    return jnp.where(sum_over(inexact, axis_name) == 0, center, 0)
+
+
+def centered(
+    anchors: Rows, references: Rows | None, axis_name: AxisName | None
+) -> tuple[Rows, Rows | None]:
+    """Returns the rows relative to the mean of the references."""
+    center = center_of(references or anchors, axis_name)[None, :]
+    if references is not None:
+        references = references._replace(features=references.features - center)
+    return anchors._replace(features=anchors.features - center), references

@@ -1,0 +1,406 @@
+r"""One tile: the pairs of a block of anchors I and a block of references J.
+
+**Forward.** The similarities of a tile are `S = X_I X_Jᵀ`, or follow from these products. They are
+reduced along the rows for the statistics of block I. A tile below the diagonal of the anchors among
+themselves serves block J, too, along its columns.
+
+**Backward.** Let g_i be the cotangent of a statistic. `factors_of` turns it into `f = g / t` (or
+`f = g`). The cotangents `f_i share_ij` of the values of a tile are pulled back through `v(s)` to
+`D_ij = Σ_statistics f_i share_ij ∂v_ij/∂s_ij`. A tile that serves both of its sides has the same
+values for both, so the cotangents `f_i share_ij + f_j share_ji` are pulled back at once. With given
+numbers, its values differ: `v(s_ij, o_ij, c_i)` for one side, and `v(s_ij, o_ij, c_j)` for the
+other. Each side is then pulled back by itself, to the similarities and to the given numbers. Then
+
+- for `s = x_i · x_j`: `X_I` gets the gradient `D X_J`, and `X_J` gets `Dᵀ X_I`;
+- for `s = −‖x_i − x_j‖²`, since `∂s/∂x_i = 2 (x_j − x_i)`: `X_I` gets `2 (D X_J − (D 1) X_I)`, and
+  `X_J` gets `2 (Dᵀ X_I − (Dᵀ 1) X_J)`. The products and the row sums `D 1` are added up over tiles
+  (`RowGradient`), and put together once, at the end (`feature_gradient`);
+- for `s = −‖x_i − x_j‖`, D is first divided by `2 ‖x_i − x_j‖`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int32, Integer
+
+from jaxloss.core.backend import on_cpu
+from jaxloss.core.batch import AxisName
+from jaxloss.core.linear import (
+    distances_of_squares,
+    inverse_norms_of_scaled,
+    negative_squared_distances,
+    tangential,
+)
+from jaxloss.core.logsumexp import Part
+from jaxloss.core.products import Low, rounded, row_products, times, wide_product
+from jaxloss.pairs.rows import Compared, Rows
+from jaxloss.pairs.statistics import ByClass, Params, Statistic, reduction_of
+
+_OF_UNITS = ("cosine", "negative_squared_distance_of_units")
+_DISTANCES = ("negative_squared_distance", "negative_distance")
+
+
+class Plan(NamedTuple):
+    """All that is known of a comparison before the first tile."""
+
+    statistics: tuple[Statistic, ...]
+    similarity: Compared
+    dtype: Any
+    """Of all computations."""
+    axis_name: AxisName | None
+    """The axis of the ring; None without a ring."""
+    of_references: bool
+    """Whether references have statistics, too."""
+    low: tuple[Low, Low]
+    """In which low dtype the anchors are multiplied, and the references; None for the wide one."""
+    of_towers: bool
+    """Whether pairs of one label do not count. Then values do not depend on the labels."""
+    without_given: int = 0
+    """How many statistics, the first ones, take no given numbers although there are some."""
+
+    @property
+    def is_low(self) -> bool:
+        """Whether any rows are multiplied in a low dtype."""
+        return any(self.low)
+
+
+State: TypeAlias = tuple[ByClass, ...]
+"""A `Part` of arrays `[blocks, size]` for each statistic and side."""
+States: TypeAlias = tuple[State, State | None]
+"""Of the anchors, and of the references if they have statistics."""
+
+
+class Tile(NamedTuple):
+    """The pairs of a block of anchors and a block of references."""
+
+    anchors: Float[Array, "a d"]
+    references: Float[Array, "b d"]
+    similarities: Float[Array, "a b"]
+    used: Bool[Array, "a b"]
+    overlaps: Bool[Array, "a b"] | Float[Array, "a b"]
+    positions: tuple[Int32[Array, " a"], Int32[Array, " b"]]
+    given: tuple[Any, Any]
+    """Of the references and of the anchors: the numbers of the rows that do not change along an
+    axis are at its place."""
+    bias: Float[Array, "1 b"] | None
+    norms: tuple[Float[Array, " a"], Float[Array, " b"]] | None
+    """As in `Side`."""
+
+    @property
+    def positives(self) -> Bool[Array, "a b"]:
+        """Which pairs are of one class."""
+        return self.overlaps if self.overlaps.dtype == jnp.bool_ else self.overlaps > 0
+
+
+class Side(NamedTuple):
+    """The anchors or the references, in blocks."""
+
+    rows: Rows
+    norms: Float[Array, "k a"] | None
+    """Squared norms of the rows relative to the center; inverse norms for cosines; None for
+    products."""
+
+
+# The similarities of a tile ----
+
+
+def side_of(plan: Plan, center: Float[Array, " d"] | None, rows: Rows, low: Low) -> Side:
+    """Returns rows in blocks as all tiles need them. Low-precision ones are loaded once."""
+    if plan.similarity == "inner" and not plan.is_low:
+        return Side(rows, None)
+    features, norms = _load(plan, rows, center), None
+    if plan.similarity in _OF_UNITS:
+        norms = inverse_norms_of_scaled(features)
+    elif plan.similarity != "inner":
+        norms = jnp.sum(features**2, axis=-1)
+    if plan.is_low:
+        rows = rows._replace(features=features if low is None else features.astype(low))
+    return Side(rows, norms)
+
+
+def tile_of(
+    plan: Plan,
+    center: Float[Array, " d"] | None,
+    anchors: Side,
+    references: Side,
+    similarities: Float[Array, "a b"] | None = None,
+) -> Tile:
+    """Returns the tile of a block of each. Similarities at hand are used."""
+    (a, norms_a), (b, norms_b) = anchors, references
+    used = a.valid[:, None] & b.valid[None, :] & (a.positions[:, None] != b.positions[None, :])
+    own, other = a.features, b.features
+    if not plan.is_low:
+        own, other = _load(plan, a, center), _load(plan, b, center)
+    norms = None if norms_a is None or norms_b is None else (norms_a, norms_b)
+    if similarities is None:
+        similarities = _similarities(plan, own, other, norms)
+    overlaps = _overlaps(a.labels, b.labels, similarities.dtype)
+    positions, given = (a.positions, b.positions), (b.given, a.given)
+    bias = None if b.bias is None else b.bias[None, :]
+    return Tile(own, other, similarities, used, overlaps, positions, given, bias, norms)
+
+
+def _load(plan: Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[Array, " *k a d"]:
+    """Returns the features with zeros in the invalid rows, relative to the center.
+
+    Wide ones of products have the zeros already.
+    """
+    features = rows.features.astype(plan.dtype)
+    if plan.similarity == "inner" and not plan.is_low:
+        return features
+    if center is not None:
+        features = features - jnp.expand_dims(center.astype(plan.dtype), range(features.ndim - 1))
+    return jnp.where(rows.valid[..., None], features, 0)
+
+
+def _overlaps(
+    own: Integer[Array, " a"] | Integer[Array, "a C"],
+    other: Integer[Array, " b"] | Integer[Array, "b C"],
+    dtype: Any,
+) -> Bool[Array, "a b"] | Float[Array, "a b"]:
+    """Returns whether rows are of one class, or the Jaccard overlaps of their sets of classes.
+
+    A class that is unknown for one of two rows is in neither set.
+    """
+    if own.ndim == 1:
+        return own[:, None] == other[None, :]
+    exact = dtype if on_cpu() or dtype == jnp.float64 else jnp.bfloat16  # 0 and 1 are.
+    (own_in, own_known), (other_in, other_known) = (
+        ((targets > 0).astype(exact), (targets >= 0).astype(exact)) for targets in (own, other)
+    )
+    both = row_products(own_in, other_in)
+    sizes = row_products(own_in, other_known) + row_products(own_known, other_in)
+    return both / jnp.maximum(sizes - both, 1)
+
+
+def _similarities(
+    plan: Plan,
+    own: Float[Array, "a d"],
+    other: Float[Array, "b d"],
+    norms: tuple[Float[Array, " a"], Float[Array, " b"]] | None,
+) -> Float[Array, "a b"]:
+    products = row_products(own, other)
+    if norms is None:
+        return products
+    if plan.similarity in _OF_UNITS:
+        cosines = products * norms[0][:, None] * norms[1][None, :]
+        if plan.similarity == "cosine":
+            return cosines
+        squares = ((norm != 0).astype(cosines.dtype) for norm in norms)  # 0 for a zero vector.
+        return negative_squared_distances(cosines, *squares)
+    similarities = negative_squared_distances(products, *norms)
+    if plan.similarity == "negative_distance":
+        similarities = -distances_of_squares(-similarities, norms[0][:, None])
+    # Computed once, and not again for each statistic.
+    return lax.optimization_barrier(similarities) if on_cpu() else similarities
+
+
+# Statistics ----
+
+
+def nothing(plan: Plan, rows: Rows) -> State:
+    """Returns the statistics over no pair, of rows in blocks."""
+    zeros = jnp.zeros_like(rows.valid, plan.dtype)
+    empty = [reduction_of(statistic).empty(zeros) for statistic in plan.statistics]
+    return tuple(ByClass(part, part) for part in empty)
+
+
+def reduced(plan: Plan, params: Params, tile: Tile, axis: int) -> State:
+    """Reduces a tile along an axis; the anchors are along the other one."""
+
+    def reduce(k: int) -> ByClass:
+        reduction = reduction_of(plan.statistics[k])
+        values = _values(plan, k, tile, axis)(tile.similarities, params, *_numbers(tile, axis))
+        used = _used(plan, k, tile, axis, params)
+        if plan.of_towers:
+            (negative,) = reduction.reduce(values, (used,), axis, tile.positions[axis])
+            return ByClass(reduction.empty(jnp.zeros_like(negative.peak)), negative)
+        masks = used & tile.positives, used & ~tile.positives
+        return ByClass(*reduction.reduce(values, masks, axis, tile.positions[axis]))
+
+    return tuple(map(reduce, range(len(plan.statistics))))
+
+
+def merged(plan: Plan, old: State, new: State) -> State:
+    """Returns the statistics over the references of both."""
+    return tuple(
+        ByClass(*map(reduction_of(statistic).merge, *parts))
+        for statistic, *parts in zip(plan.statistics, old, new, strict=True)
+    )
+
+
+def results_of(plan: Plan, state: State) -> tuple[ByClass, ...]:
+    """Returns the statistics from their parts."""
+    return tuple(
+        ByClass(*map(reduction_of(statistic).result, parts))
+        for statistic, parts in zip(plan.statistics, state, strict=True)
+    )
+
+
+def _numbers(tile: Tile, axis: int) -> tuple[Any, Any]:
+    """Returns what is given of the anchors along an axis, and of the references."""
+    return tile.given[axis], tile.bias
+
+
+def _values(
+    plan: Plan, k: int, tile: Tile, axis: int, function: Callable[..., Array] | None = None
+) -> Callable[..., Array]:
+    """Returns the values of statistic k as a function of `(similarities, params, given, bias)`."""
+    function = plan.statistics[k].value if function is None else function
+
+    def of(similarities: Array, params: Params, given: Any, bias: Array | None) -> Array:
+        overlaps = [] if plan.of_towers else [tile.overlaps]
+        arguments = [similarities, *overlaps, params]
+        if given is not None and k >= plan.without_given:
+            arguments.append(jax.tree.map(partial(jnp.expand_dims, axis=axis), given))
+        return function(*arguments, *([] if bias is None else [bias]))
+
+    return of
+
+
+def _used(plan: Plan, k: int, tile: Tile, axis: int, params: Params) -> Bool[Array, "a b"]:
+    """Returns the pairs of a tile that count in statistic k."""
+    used = tile.used & ~tile.positives if plan.of_towers else tile.used
+    mask = plan.statistics[k].mask
+    if mask is None:
+        return used
+    found = _values(plan, k, tile, axis, mask)
+    return used & found(tile.similarities, params, *_numbers(tile, axis))
+
+
+# Gradients ----
+
+
+class RowGradient(NamedTuple):
+    """`Σ_b D_ab x_b`, and `Σ_b D_ab`, for the derivatives D by the similarities."""
+
+    products: Float[Array, "k a d"]
+    sums: Float[Array, "k a"] | None
+    """None for products."""
+    numbers: Any
+    """Of what is given of the rows, or of their bias."""
+
+
+def no_gradient(plan: Plan, rows: Rows) -> RowGradient:
+    """Returns the zero gradient of rows in blocks."""
+    sums = jnp.zeros_like(rows.valid, plan.dtype) if plan.similarity in _DISTANCES else None
+    numbers = jax.tree.map(jnp.zeros_like, (rows.given, rows.bias))
+    return RowGradient(jnp.zeros_like(rows.features, plan.dtype), sums, numbers)
+
+
+def factors_of(plan: Plan, state: State | None, cotangents: Any) -> Any:
+    """Returns the marks, and by what the share of a pair in its statistic is multiplied."""
+    if state is None:
+        return None
+
+    def factor(statistic: Statistic, part: Part, cotangent: Array) -> Part:
+        reduction = reduction_of(statistic)
+        mark = part.peak if reduction.mark is None else reduction.mark(part)
+        if reduction.divisor is not None:
+            divisor = reduction.divisor(part)
+            cotangent = cotangent / jnp.where(divisor == 0, 1, divisor)
+        return Part(mark, cotangent)
+
+    return tuple(
+        ByClass(*map(partial(factor, statistic), parts, cotangent))
+        for statistic, parts, cotangent in zip(plan.statistics, state, cotangents, strict=True)
+    )
+
+
+def pulled_back(
+    plan: Plan, params: Params, tile: Tile, sides: list[tuple[State, int]]
+) -> tuple[Float[Array, "a b"], Params, list[Any], Any]:
+    """Returns the gradients of what is multiplied, of the parameters, and of given numbers.
+
+    Args:
+      sides: The factors of the anchors, and the axis along which the anchor does not change.
+
+    Returns:
+      The third are those of each side; the last is that of the bias.
+    """
+    total = jnp.zeros_like(tile.similarities)
+    d_params, d_bias = jax.tree.map(jnp.zeros_like, (params, tile.bias))
+    d_given = [jax.tree.map(jnp.zeros_like, tile.given[axis]) for _, axis in sides]
+    for k in range(len(plan.statistics)):
+        alike = tile.given[1] is None or k < plan.without_given
+        for at, group in enumerate([sides] if alike else [[side] for side in sides]):
+            axis = group[0][1]
+            values, back = jax.vjp(
+                _values(plan, k, tile, axis), tile.similarities, params, *_numbers(tile, axis)
+            )
+            shares = [_shares(plan, k, tile, params, values, of[k], along) for of, along in group]
+            d_values, *d_others = back(sum(shares[1:], shares[0]))
+            total = total + d_values
+            others = jax.tree.map(jnp.add, (d_params, d_given[at], d_bias), tuple(d_others))
+            d_params, d_given[at], d_bias = others
+    if plan.similarity == "cosine":  # By the products.
+        total = total * tile.norms[0][:, None] * tile.norms[1][None, :]  # pyright: ignore
+    elif plan.similarity == "negative_distance":  # By the squares.
+        zero = tile.similarities == 0
+        total = jnp.where(zero, 0, total / jnp.where(zero, 1, -2 * tile.similarities))
+    # The sums are those of what is multiplied: a large mean of the rows then cancels.
+    return rounded(total, plan.low[0] or plan.low[1]), d_params, d_given, d_bias
+
+
+def _shares(
+    plan: Plan, k: int, tile: Tile, params: Params, values: Array, factors: ByClass, axis: int
+) -> Float[Array, "a b"]:
+    """Returns the gradients of a tile's values."""
+
+    def select(positive: Array, negative: Array) -> Array:
+        expand = partial(jnp.expand_dims, axis=axis)
+        if plan.of_towers:
+            return expand(negative)
+        return jnp.where(tile.positives, expand(positive), expand(negative))
+
+    reduction, used = reduction_of(plan.statistics[k]), _used(plan, k, tile, axis, params)
+    marks: Any = 0  # The same for both sides of a tile: XLA then computes one share.
+    if reduction.mark is not None:
+        marks = select(factors.positive.peak, factors.negative.peak)
+    factor = select(factors.positive.total, factors.negative.total)
+    positions = jnp.expand_dims(tile.positions[axis], 1 - axis)
+    return jnp.where(used, factor * reduction.share(values, used, marks, positions), 0)
+
+
+def times_rows(
+    plan: Plan, d_tile: Float[Array, "a b"], rows: Float[Array, "_ d"], axis: int, numbers: Any
+) -> RowGradient:
+    """Returns `D X` for the axis 1, and `Dᵀ X` for the axis 0, with the sums of D along it."""
+    with_sums = plan.similarity in _DISTANCES
+    if with_sums and plan.is_low:
+        # A matrix unit adds up, too, by columns of ones. GPUs like a multiple of eight of them.
+        rows = jnp.concatenate([rows, jnp.ones_like(rows, shape=(rows.shape[0], 8))], axis=1)
+        products = times(d_tile if axis == 1 else d_tile.T, rows)
+        return RowGradient(products[:, :-8], products[:, -1], numbers)
+    sums = jnp.sum(d_tile, axis=axis) if with_sums else None
+    products = times(d_tile, rows) if axis == 1 else _product_of_transpose(d_tile, rows)
+    return RowGradient(products, sums, numbers)
+
+
+def _product_of_transpose(a: Float[Array, "a b"], rows: Float[Array, "a d"]) -> Float[Array, "b d"]:
+    """Returns `a.T @ rows`."""
+    if not on_cpu() or rows.shape[1] >= 256:
+        return times(a.T, rows)
+    # For short rows, XLA for CPUs is faster where neither factor is a transpose.
+    product = lax.optimization_barrier(wide_product(lax.optimization_barrier(rows.T), a))
+    return lax.optimization_barrier(product.T)
+
+
+def feature_gradient(
+    plan: Plan, center: Float[Array, " d"] | None, gradient: RowGradient, rows: Rows, side: Side
+) -> Rows:
+    """Returns the gradient of rows in blocks, in their dtype."""
+    loaded = side.rows.features if plan.is_low else _load(plan, rows, center)
+    loaded, d_features = loaded.astype(plan.dtype), gradient.products
+    if gradient.sums is not None:
+        d_features = 2 * (d_features - gradient.sums[..., None] * loaded)
+    elif side.norms is not None:
+        d_features = tangential(d_features, loaded, side.norms[..., None])
+    d_features = d_features.astype(rows.features.dtype)
+    return Rows(d_features, None, None, None, *gradient.numbers)  # pyright: ignore

@@ -1,0 +1,214 @@
+"""Checks that a loss of your own keeps the contract of `jaxloss`.
+
+`jaxloss` does not import this module: write `from jaxloss.testing import check_loss`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxloss.testing.checked_loss import ROWS, Broken, CheckedLoss, MakeInputs, num_devices, text
+from jaxloss.testing.rules import RULES, Rule
+
+__all__ = ["ContractError", "check_loss"]
+
+_SMALL = (1, 2, 3, 4, 6, 8)
+"""The sizes that are tried for a smaller input that breaks the same rule."""
+_SEEDS = (0, 1)
+
+
+class ContractError(AssertionError):
+    """A loss breaks a rule of the contract.
+
+    Attributes:
+      rule: The name of the rule, such as `"masks"`.
+      inputs: The smallest input found that breaks it: the arguments of the loss by their names.
+    """
+
+    def __init__(self, message: str, rule: str, inputs: Mapping[str, np.ndarray]):
+        super().__init__(message)
+        self.rule = rule
+        self.inputs = dict(inputs)
+
+
+def check_loss(
+    loss: Callable[..., Any],
+    make_inputs: MakeInputs,
+    *,
+    reference: Callable[..., Any] | None = None,
+    devices: bool = True,
+    dtypes: bool = True,
+) -> None:
+    """Checks that a loss keeps the contract of `jaxloss`, and raises an error if it does not.
+
+    The contract is in the help of `jaxloss`: `where`, `sample_weights`, `reduction`, `axis_name`,
+    labels, dtypes. The check runs the loss on random and on extreme batches of 12 rows. The rules,
+    in their order:
+
+    ======================== =======================================================================
+    `keywords`               The loss takes the common keywords.
+    `jit`                    It works under `jax.jit` and `jax.grad`; mean and sum are scalars. It
+                             may refuse `reduction="none"` by a `ValueError` that names it.
+    `float64`                float64 stays float64.
+    `finite`                 Value and gradient are finite for random rows;
+    `duplicates`             if rows are equal or opposite;
+    `zeros`                  if rows, or the further arrays, are zero;
+    `large_values`           if the scored rows have elements of ±1e4;
+    `one_class`              if all rows have one class;
+    `no_positives`           if no row has another row of its class, or a positive target.
+    `nothing_counts`         They are 0 if no row counts, and if there are no rows.
+    `masks`                  A row of `where=False` is as if it were not there,
+    `padding_leaks`          even if it is NaN or infinite, or has a NaN weight or any label.
+    `ignored_labels`         A negative label, or a row of unknown targets, is as `where=False`.
+    `hyperparameters`        Neither has an effect on the gradients of traced hyperparameters.
+    `none`                   `"none"` gives a loss for every row, 0 where a row does not count.
+    `sums`                   These sum to `"sum"`, in value and gradient.
+    `weights`                The mean is `Σ s_i ℓ_i / Σ s_i` over the rows that count.
+    `hidden_nan`             NaN in a row that counts makes value and gradient NaN.
+    `gradient`               The gradient equals finite differences.
+    `reference`              Value and gradient equal those of the reference.
+    `second_derivatives`     `jax.grad` and `jax.jvp` of the gradient equal finite differences.
+    `vmap`                   `jax.vmap` and `jax.checkpoint` change nothing.
+    `half_precision`         Lower precision gives float32, as exact as in float32.
+    `devices`                With `axis_name`, every device has the value of the global batch,
+    `device_gradients`       and the `pmean` of the gradients is that of one device, also that of
+                             hyperparameters,
+    `check_vma`              under `jax.shard_map` without and with `check_vma`.
+    ======================== =======================================================================
+
+    Args:
+      loss: The function. Arguments with a default may be set by `functools.partial`. Keyword-only
+        ones whose default is a float are its hyperparameters, but for those that cannot be traced.
+      make_inputs: `make_inputs(rng, n)` returns the positional arguments of the loss for n ≥ 1 rows
+        as NumPy arrays, drawn from the `numpy.random.Generator`: the scored rows `[n, ...]`; labels
+        `[n]` or targets `[n, C]`, integers or bool; further arrays such as class weights. Floats
+        are differentiated. A second array of floats `[n, ...]` is a second view of the rows. Give
+        the scored rows elements of about 1, and several rows to most of the classes.
+      reference: A function of the same positional arguments that returns the mean loss. It gets
+        NumPy arrays in float64. If it cannot use them, or returns a PyTorch tensor, it gets PyTorch
+        tensors in float64, and its gradients are compared, too. These then replace finite
+        differences. A loss with `jax.lax.stop_gradient` needs that.
+      devices: Whether to check `axis_name`. It needs at least two devices; with a single one, a
+        warning says that these rules are left out. On a CPU, call
+        `jax.config.update("jax_num_cpu_devices", 4)` before JAX is used.
+      dtypes: Whether to check float32, bfloat16 and float16. The other rules use float64.
+
+    Returns:
+      None.
+
+    Raises:
+      ContractError: An `AssertionError`: the first broken rule, what to do, and the smallest input
+        found that breaks it.
+      ImportError: If chex is not installed, which compares the results.
+      ValueError: If `make_inputs` does not return such arrays.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> from jaxloss.testing import check_loss
+      >>> def make_inputs(rng, n):
+      ...     return rng.normal(size=(n, 3)), rng.integers(0, 3, n)
+      >>> check_loss(jaxloss.softmax_loss, make_inputs, devices=False)
+      >>> def own_loss(logits, labels, *, where=None, sample_weights=None, reduction="mean"):
+      ...     if where is not None:
+      ...         logits = logits * where[:, None]
+      ...     return jaxloss.softmax_loss(
+      ...         logits, labels, sample_weights=sample_weights, reduction=reduction
+      ...     )
+      >>> check_loss(own_loss, make_inputs, devices=False)
+      Traceback (most recent call last):
+      jaxloss.testing.ContractError: `own_loss` breaks the rule "nothing_counts"...
+    """
+    try:
+        import chex  # noqa: F401  # The library itself does not need it.
+    except ImportError as error:
+        raise ImportError(
+            "`check_loss` compares results with chex: pip install chex", name="chex"
+        ) from error
+    checked = CheckedLoss(loss, make_inputs, reference)
+    left_out = set()
+    if not devices:
+        left_out |= {"devices"}
+    elif jax.device_count() == 1:
+        left_out |= {"devices"}
+        warnings.warn(
+            "`check_loss` found one device and leaves out the rules of several; give "
+            "`devices=False` if that is right, or on a CPU call "
+            '`jax.config.update("jax_num_cpu_devices", 4)` before JAX is used',
+            stacklevel=2,
+        )
+    if not dtypes:
+        left_out |= {"dtypes"}
+    _check_keywords(checked, devices)
+    for rule in RULES:
+        if rule.part in left_out:
+            continue
+        for seed in _SEEDS:
+            broken = _first_fault(rule, checked, ROWS, seed)
+            if broken is not None:
+                raise _error(rule, checked, _smaller(rule, checked) or broken)
+
+
+def _check_keywords(checked: CheckedLoss, devices: bool) -> None:
+    parameters = inspect.signature(checked.loss).parameters
+    common = ("where", "sample_weights", "reduction", *(("axis_name",) if devices else ()))
+    missing = [name for name in common if name not in parameters]
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    if missing and not takes_any:
+        names = ", ".join(f"`{name}`" for name in missing)
+        raise ContractError(
+            f'`{checked.name}` breaks the rule "keywords": it must take the common keywords of '
+            f"`jaxloss`.\nFound: it does not take {names}.\nWhat to do: add keyword-only "
+            "arguments with the defaults where=None, sample_weights=None, "
+            'reduction="mean", axis_name=None; `devices=False` needs no `axis_name`.',
+            "keywords",
+            {},
+        )
+
+
+def _first_fault(rule: Rule, checked: CheckedLoss, n: int, seed: int) -> Broken | None:
+    rng = np.random.default_rng(seed)
+    try:
+        rule.check(checked, checked.batch(rng, n), rng)
+    except Broken as broken:
+        return broken
+    return None
+
+
+def _smaller(rule: Rule, checked: CheckedLoss) -> Broken | None:
+    """The smallest batch found that breaks the rule, below the usual size."""
+    step = num_devices() if rule.part == "devices" else 1
+    for n in (n for n in _SMALL if n % step == 0):
+        for seed in (*_SEEDS, 2):
+            try:
+                broken = _first_fault(rule, checked, n, seed)
+            except Exception:  # `make_inputs` or the reference may not take so few rows.
+                break
+            if broken is not None:
+                return broken
+    return None
+
+
+def _error(rule: Rule, checked: CheckedLoss, broken: Broken) -> ContractError:
+    batch = broken.batch
+    inputs = dict(zip(checked.names, batch.args, strict=True))
+    if not batch.where.all():
+        inputs["where"] = batch.where
+    if np.any(batch.sample_weights != 1):
+        inputs["sample_weights"] = batch.sample_weights
+    lines = [f"  {name} = {text(value, f'  {name} = ')}" for name, value in inputs.items()]
+    error = ContractError(
+        f'`{checked.name}` breaks the rule "{rule.name}": {rule.statement}.\n'
+        f"Found: {broken.found}.\n"
+        f"What to do: {rule.advice}.\n"
+        f"Smallest input found, n = {batch.size}:\n" + "\n".join(lines),
+        rule.name,
+        inputs,
+    )
+    error.__cause__ = broken.__cause__
+    return error
