@@ -32,12 +32,12 @@ Sharded arrays need no `axis_name`:
 A sample counts if it is not padding, its label is not negative, and the loss is defined for it.
 
 Pairwise losses compare each sample, the anchor, with references:
-  references: floats `[m, d]`, such as a second view, a queue of earlier batches, or class means. An
-    anchor is then compared with all of them and with nothing else, not with its batch. No reference
-    can be left out for a single anchor, so do not pass the anchors themselves. For the batch and a
-    queue, add two losses. Gradients reach the references. By default they are the other samples of
-    the batch. With `axis_name`, they are split over the devices like the batch, or the same on
-    every device.
+  references: floats `[m, d]`, such as a second view or class means, or a `Queue` of earlier
+    batches, which has labels of its own. An anchor is then compared with all of them and with
+    nothing else, not with its batch. No reference can be left out for a single anchor, so do not
+    pass the anchors themselves. For the batch and a queue, add two losses. Gradients reach
+    references, but no queue. By default they are the other samples of the batch. With `axis_name`,
+    they are split over the devices like the batch, or the same on every device.
   reference_labels: integers `[m]`, or targets `[m, C]` beside targets `[n, C]`. A negative label
     means "ignore this reference", as in the part of a queue that is not filled yet.
   reference_where: bool `[m]`. False marks padding.
@@ -73,10 +73,14 @@ Errors:
   shape or an invalid option raises `ValueError`, and integers that do not fit `OverflowError`. All
   name the argument and what it got. The docstrings list only further conditions, such as the range
   of a hyperparameter.
+
+Losses of your own: `jaxloss.pairs` compares rows in tiles, over devices; `divided` and
+`sharded_loss` spread a loss over a mesh; `jaxloss.testing` checks it against all of this.
 """
 
+from jaxloss import pairs
 from jaxloss.core.linear import cosine_logits, linear_logits
-from jaxloss.core.sharding import sharded_loss
+from jaxloss.core.sharding import divided, sharded_loss
 from jaxloss.features.diagnostics import Discriminability, discriminability
 from jaxloss.features.prototypes import (
     PrototypeSeparation,
@@ -147,6 +151,7 @@ __all__ = [
     "direct_sum_loss",
     "discriminability",
     "discriminative_groups",
+    "divided",
     "dot_regression_loss",
     "group_softmax_loss",
     "info_nce_loss",
@@ -156,6 +161,7 @@ __all__ = [
     "multi_similarity_loss",
     "multilabel_softmax_loss",
     "nca_loss",
+    "pairs",
     "project_classifier",
     "project_complement",
     "project_spectral_complement",

@@ -424,10 +424,7 @@ def _hint_of_other(name: str, value: Any) -> str:
                 "queue.features]), key_where=jnp.concatenate([jnp.ones(len(keys), bool), "
                 "queue.labels >= 0])"
             )
-        return (
-            "; pass its arrays one by one, as in references=queue.features, "
-            "reference_labels=queue.labels"
-        )
+        return "; a Queue goes into references=, without reference_labels"
     if hasattr(value, "detach"):
         widened = ".float()" if "bfloat16" in str(getattr(value, "dtype", "")) else ""
         return f"; convert it with {name}.detach(){widened}.cpu().numpy()"

@@ -3,23 +3,35 @@
 A loss with `axis_name` computes the value of the whole batch from the rows of a device. This module
 calls it so under `jax.shard_map`: `divided`, the decorator of all public functions, where it gets
 arrays that are sharded over Explicit axes, and `sharded_loss` on request, for any mesh. Which
-dimension of an argument is spread follows from its name, which is the same in all losses:
+dimension of an argument is spread follows from its jaxtyping annotation:
 
-- rows `[n, ...]` over the axes of the batch;
-- keys `[m, ...]`: the first n like the rows, the others in equal shares;
-- references `[m, ...]` over the same axes, filled up with rows that are ignored;
-- the classes of a classifier, `[d, C]`, `[d, C, K]` and `[C]`, over axes of their own, as
-  `class_axis_name`;
+- rows `"n ..."` over the axes of the batch;
+- references `"m ..."` over the same axes, filled up with rows of `reference_where=False`;
+- keys `"m ..."` of a function with `key_where`: the first n like the rows, the others in equal
+  shares, filled up with rows of `key_where=False`;
+- classes `C` over axes of their own, if the function has `class_axis_name`;
 - all other arrays are copied to every device.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +40,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jax.tree_util import DictKey, Partial
+from jax.tree_util import Partial
 
 from jaxloss.core import checks
 from jaxloss.core.batch import AxisName
@@ -37,43 +49,53 @@ Result: TypeAlias = Literal["loss", "losses of classes", "rows", "replicated"]
 """What a function returns: with `"loss"`, rows for `reduction="none"`, and else a scalar."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_ROWS = frozenset(
-    {
-        "features",
-        "first",
-        "second",
-        "logits",
-        "labels",
-        "targets",
-        "groups",
-        "where",
-        "sample_weights",
-        "sample_margin",
-        "sample_angular_margin",
-        "queries",
-        "keys",
-        "key_where",
-        "ids",
-    }
-)
-_REFERENCES = ("references", "reference_labels", "reference_where")
-"""Arguments `[m, ...]`."""
-_KEYS = ("keys", "key_where")
-"""Arguments `[m, ...]` whose first n rows belong to the rows of the batch."""
-_CLASSES = {"weights": 1, "bias": 0, "margin": 0, "angular_margin": 0}
-"""Arguments with a dimension of classes, unless they are numbers."""
-
+_COMMON = {
+    **dict.fromkeys(("where", "sample_weights"), ("n",)),
+    **dict.fromkeys(("references", "reference_labels", "reference_where", "key_where"), ("m",)),
+}
+"""The dimensions of the common keywords, where they are not annotated."""
 _AXIS_NAMES = ("axis_name", "class_axis_name")
 
 _reshard = getattr(jax, "reshard", None) or jax.sharding.reshard  # The latter before JAX 0.8.
 
 
 def divided(result: Result = "loss") -> Callable[[Function], Function]:
-    """Decorates a function of rows, so that devices divide the work on a mesh of Explicit axes.
+    """Decorates a loss of your own, so that devices divide its work on a mesh of Explicit axes.
 
     Signature, help and errors stay as they are. Without arrays that are sharded over Explicit axes,
-    the function is called as it is.
+    the function is called as it is. With them, it is called on every device with the device's part
+    of the rows, and with `axis_name`.
+
+    Args:
+      result: `"loss"` for a function with `reduction`, whose result is a scalar, or rows `[n]` for
+        `"none"`; `"rows"`, if results are always spread like the rows; else `"replicated"`.
+
+    Returns:
+      A decorator of functions with `axis_name`. Which dimension of an argument is spread follows
+      from its jaxtyping annotation: rows are `"n ..."`, references `"m ..."`. Keys are `"m ..."` in
+      a function with `key_where`. Without annotations, the first two arguments are rows.
+
+    Raises:
+      ValueError: If `result` is unknown.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> from jax import Array
+      >>> from jaxtyping import Float, Integer
+      >>> from jaxloss.pairs import SUM, Statistic, compare
+      >>> @jaxloss.divided()
+      ... def contrastive_loss(features: Float[Array, "n d"], labels: Integer[Array, " n"], *,
+      ...                      reduction="mean", axis_name=None):
+      ...     pairs = compare(features, labels, similarity="negative_distance", axis_name=axis_name)
+      ...     near = lambda s, same, _: jnp.where(same, s**2, jnp.maximum(1 + s, 0) ** 2)
+      ...     (sums,) = pairs.statistics((), Statistic(SUM, near))
+      ...     values = sums.positive + sums.negative
+      ...     return pairs.reduce(values, jnp.ones_like(labels, bool), reduction=reduction)
+      >>> print(contrastive_loss(jnp.array([[0.0], [3.0], [3.5]]), jnp.array([0, 0, 1])))
+      6.1666665
     """
+
+    checks.choice("result", result, get_args(Result))
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
@@ -92,8 +114,7 @@ def divided(result: Result = "loss") -> Callable[[Function], Function]:
                     return function(*args, **kwargs)
             with _errors_of(function, args, kwargs):
                 given = signature.bind(*args, **kwargs).arguments
-                axes, class_axes = _axes_of(given, "class_axis_name" in signature.parameters)
-                return _call(function, given, _Plan(mesh, axes, class_axes), result)
+                return _call(function, given, _Spread(mesh, *_axes_of(function, given)), result)
 
         on_any_mesh._result = result  # pyright: ignore[reportAttributeAccessIssue]
         return on_any_mesh  # pyright: ignore[reportReturnType]
@@ -144,14 +165,12 @@ def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -
         fixed, function = {**function.keywords, **fixed}, function.func
     signature = inspect.signature(function)
     result = getattr(function, "_result", None)
-    # Of a loss of one's own, only the places of its arguments are known.
-    rows = _ROWS if result else _ROWS | {*list(signature.parameters)[:2]}
     size = _size(mesh, axis_name)
 
     @functools.wraps(loss if inspect.isroutine(loss) else function)
     def on_mesh(*args: Any, **kwargs: Any) -> Any:
         kwargs = {**fixed, **kwargs}
-        plan = _Plan(mesh, axis_name, kwargs.pop("class_axis_name", None), rows)
+        spread = _Spread(mesh, axis_name, kwargs.pop("class_axis_name", None))
         with _errors_of(function, args, kwargs):
             given = signature.bind(*args, **kwargs).arguments
             first, scored = next(iter(given.items()))
@@ -160,7 +179,7 @@ def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -
                     f"`{first}` has {number[0]} rows, which do not spread evenly over the {size} "
                     f"devices of {axis_name!r}; fill them up with rows of where=False"
                 )
-            return _call(function, given, plan, result or "loss")
+            return _call(function, given, spread, result or "loss")
 
     return on_mesh  # pyright: ignore[reportReturnType]
 
@@ -178,7 +197,72 @@ def _errors_of(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
         raise
 
 
-class _Plan(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Argument:
+    """What is known of an array: a leaf of the tree of arguments."""
+
+    name: str
+    dims: tuple[str, ...]
+    """Its dimensions by annotation, such as `"n d"`, or those of several ranks."""
+
+    def sizes(self, array: Any) -> list[str]:
+        """The names of the dimensions."""
+        number = np.ndim(array)
+        for dims in self.dims:
+            names = dims.split()
+            if len(names) == number or any(name.startswith(("*", "...")) for name in names):
+                return names[:number]
+        return self.dims[0].split()[:number] if self.dims else []
+
+
+@functools.lru_cache(maxsize=256)
+def _arguments_of(function: Any) -> dict[str, Any]:
+    """Of each parameter an `_Argument`, or a dict of them for the fields of a named tuple."""
+    try:
+        hints = get_type_hints(function)
+    except Exception:  # Of names that only type checkers know.
+        hints = {}
+    parameters = list(inspect.signature(function).parameters)
+    # Of a loss of one's own without annotations, only the places of its arguments are known.
+    found: dict[str, Any] = {name: _Argument(name, ("n",)) for name in parameters[:2]}
+    found |= {name: _Argument(name, dims) for name, dims in _COMMON.items()}
+    return found | {name: _annotated(name, hints[name]) for name in parameters if name in hints}
+
+
+def _annotated(name: str, hint: Any) -> Any:
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    dims = tuple(kind.dim_str for kind in kinds if hasattr(kind, "dim_str"))
+    for kind in kinds if dims else ():  # A tuple that takes the place of an array is spread.
+        if isinstance(kind, type) and hasattr(kind, "_fields"):
+            fields = get_type_hints(kind)
+            return {key: _annotated(name, value) for key, value in fields.items()} | {"": dims}
+    return _Argument(name, dims)
+
+
+def _named(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an `_Argument` for each leaf of the arguments of a function."""
+    known = _arguments_of(function)
+
+    def of(name: str, value: Any) -> Any:
+        if isinstance(value, Partial):
+            return Partial(value.func, *value.args, **_named(value.func, value.keywords))
+        argument = known.get(name, _Argument(name, ()))
+        if not isinstance(argument, dict):
+            return jax.tree.map(lambda _: argument, value)
+        if not hasattr(value, "_fields"):
+            return jax.tree.map(lambda _: _Argument(name, argument[""]), value)
+        fields = (argument.get(field, _Argument(name, ())) for field in value._fields)
+        return type(value)(
+            *(
+                jax.tree.map(lambda _, field=field: field, x)
+                for field, x in zip(fields, value, strict=True)
+            )
+        )
+
+    return {name: of(name, value) for name, value in arguments.items()}
+
+
+class _Spread(NamedTuple):
     """How the arguments of a function are spread over devices."""
 
     mesh: Any
@@ -187,16 +271,16 @@ class _Plan(NamedTuple):
     """Those of the rows."""
     class_axes: AxisName | None
     """Those of the classes."""
-    rows: frozenset[str] = _ROWS
-    """Arguments `[n, ...]`."""
 
-    def spec(self, name: str, array: Any) -> P:
+    def spec(self, argument: _Argument, array: Any) -> P:
         """The dimensions of an argument that are spread."""
-        if name in self.rows or name in _REFERENCES:
-            return P(self.axes)
-        if name in _CLASSES and self.class_axes is not None and np.ndim(array):
-            return P(*[None] * _CLASSES[name], self.class_axes)
-        return P()
+        over = {"n": self.axes, "m": self.axes, "C": self.class_axes}
+        sizes = argument.sizes(array)
+        # Only the first dimension is one of rows; there are many names for the others.
+        found = [over.get(name) if not k or name == "C" else None for k, name in enumerate(sizes)]
+        while found and found[-1] is None:
+            found.pop()
+        return P(*found)
 
     def placed(self, name: str, array: Any, spec: P) -> Array:
         """The array as `jax.shard_map` takes it: on Explicit axes, it must be sharded so."""
@@ -209,7 +293,7 @@ class _Plan(NamedTuple):
         return move(array, sharding)
 
 
-def _call(function: Any, given: Mapping[str, Any], plan: _Plan, result: Result) -> Any:
+def _call(function: Any, given: Mapping[str, Any], spread: _Spread, result: Result) -> Any:
     """Calls a function by `jax.shard_map`, with its arguments by name."""
     accepted = set(inspect.signature(function).parameters)
     named: dict[str, Any] = {k: value for k, value in given.items() if k not in _AXIS_NAMES}
@@ -218,15 +302,14 @@ def _call(function: Any, given: Mapping[str, Any], plan: _Plan, result: Result) 
             named |= named.pop(name, {})
             accepted |= {"axis_name"}
     of_rows = result == "rows" or (result == "loss" and named.get("reduction") == "none")
-    names = dict(zip(_AXIS_NAMES, (plan.axes, plan.class_axes), strict=True))
+    names = dict(zip(_AXIS_NAMES, (spread.axes, spread.class_axes), strict=True))
     names = {name: axes for name, axes in names.items() if axes is not None and name in accepted}
-    paths, structure = jax.tree_util.tree_flatten_with_path(_prepared(named, plan))
-    leaves = [leaf for _, leaf in paths]
-    # The name of an array is that of the innermost argument, as the keyword of a partial function.
-    of = [[key.key for key in path if isinstance(key, DictKey)][-1] for path, _ in paths]
-    specs = [plan.spec(name, leaf) for name, leaf in zip(of, leaves, strict=True)]
+    arguments = _prepared(function, named, spread)
+    leaves, structure = jax.tree.flatten(arguments)
+    of = jax.tree.leaves(_named(function, arguments))
+    specs = [spread.spec(argument, leaf) for argument, leaf in zip(of, leaves, strict=True)]
     which = [k for k, leaf in enumerate(leaves) if _is_array(leaf)]
-    arrays = [plan.placed(of[k], leaves[k], specs[k]) for k in which]
+    arrays = [spread.placed(of[k].name, leaves[k], specs[k]) for k in which]
     others = tuple((k, type(x), x) for k, x in enumerate(leaves) if k not in which)
     program = _Program(
         function,
@@ -234,9 +317,9 @@ def _call(function: Any, given: Mapping[str, Any], plan: _Plan, result: Result) 
         structure,
         tuple(which),
         others,
-        plan.mesh,
+        spread.mesh,
         tuple(specs[k] for k in which),
-        P(plan.axes) if of_rows else P(),
+        P(spread.axes) if of_rows else P(),
     )
     if any(isinstance(array, Tracer) for array in arrays):
         return program.mapped()(*arrays)
@@ -279,59 +362,57 @@ def _compiled(program: _Program) -> Callable[..., Any]:
     return jax.jit(program.mapped())
 
 
-def _prepared(arguments: Mapping[str, Any], plan: _Plan) -> dict[str, Any]:
+def _prepared(function: Any, arguments: Mapping[str, Any], spread: _Spread) -> dict[str, Any]:
     """Returns the arguments of a function or of a partial one as a pytree.
 
-    References that do not spread evenly are filled up with rows that are ignored.
+    References and keys that do not spread evenly are filled up with rows that are ignored.
     """
 
     def prepare(value: Any) -> Any:
         if not isinstance(value, functools.partial):
             return value
-        return Partial(value.func, *value.args, **_prepared(value.keywords, plan))
+        return Partial(value.func, *value.args, **_prepared(value.func, value.keywords, spread))
 
     found = {name: prepare(value) for name, value in arguments.items()}
-    if found.get("queries") is not None and found.get("keys") is not None:
-        found |= _in_shares(found, plan)
-    given = {name: found[name] for name in _REFERENCES if found.get(name) is not None}
-    lengths = {jnp.shape(value)[:1] for value in given.values()}
-    number = next(iter(lengths), (0,))
-    if len(lengths) > 1 or len(number) != 1:
-        raise ValueError(f"{', '.join(given)} must have the same number of rows")
-    missing = -number[0] % _size(plan.mesh, plan.axes)
-    if "references" not in given or not missing:
+    named = _named(function, found)
+    counts: dict[str, dict[str, int]] = {"n": {}, "m": {}}
+    for name, value in found.items():
+        if isinstance(value, Partial):
+            continue
+        for argument, leaf in zip(*map(jax.tree.leaves, (named[name], value)), strict=True):
+            first = argument.sizes(leaf)[:1]
+            if first and first[0] in counts:
+                counts[first[0]].setdefault(name, np.shape(leaf)[0])
+    of_references, size = counts["m"], _size(spread.mesh, spread.axes)
+    if not of_references:
         return found
-    given.setdefault("reference_where", jnp.ones(number, bool))
+    number, *others = of_references.values()
+    if any(other != number for other in others):
+        raise ValueError(f"{', '.join(of_references)} must have the same number of rows")
+    mask, num_rows = "reference_where", 0
+    if "key_where" in inspect.signature(function).parameters:
+        mask, num_rows = "key_where", next(iter(counts["n"].values()))
+        if number <= num_rows or num_rows % size or size == 1:
+            return found
+    missing = (num_rows - number) % size
+    if not missing and not num_rows:
+        return found
+    order = slice(None)
+    if num_rows:  # A device gets the keys of its queries, and then a share of the rest.
+        places = np.arange(number + missing)
+        parts = (part.reshape(size, -1) for part in (places[:num_rows], places[num_rows:]))
+        order = np.concatenate(list(parts), axis=1).reshape(-1)
+    if missing and found.get(mask) is None:
+        found[mask], of_references[mask] = jnp.ones(number, bool), number
 
-    def fill(name: str, array: Any) -> Array:
-        array = plan.placed(name, array, P())
-        return jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))
-
-    return found | {name: fill(name, value) for name, value in given.items()}
-
-
-def _in_shares(found: Mapping[str, Any], plan: _Plan) -> dict[str, Any]:
-    """Returns the keys so that a device gets those of its queries, and then a share of the rest.
-
-    Shares are filled up with keys that are ignored.
-    """
-    given = {name: found[name] for name in _KEYS if found.get(name) is not None}
-    number, num_keys = (jnp.shape(found[name])[0] for name in ("queries", "keys"))
-    size = _size(plan.mesh, plan.axes)
-    if num_keys <= number or number % size or size == 1:
-        return given
-    missing = (number - num_keys) % size
-    if missing:
-        given.setdefault("key_where", jnp.ones(num_keys, bool))
-    rows = np.arange(num_keys + missing)
-    parts = (rows[:number], rows[number:])
-    order = np.concatenate([part.reshape(size, -1) for part in parts], axis=1).reshape(-1)
-
-    def arrange(name: str, array: Any) -> Array:
-        array = plan.placed(name, array, P())
+    def fill(argument: _Argument, array: Any) -> Any:
+        if argument.sizes(array)[:1] != ["m"]:
+            return array
+        array = spread.placed(argument.name, array, P())
         return jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))[order]
 
-    return {name: arrange(name, value) for name, value in given.items()}
+    named = _named(function, {name: found[name] for name in of_references})
+    return found | {name: jax.tree.map(fill, named[name], found[name]) for name in of_references}
 
 
 def _explicit_mesh(arguments: Any) -> tuple[Any, bool]:
@@ -352,21 +433,20 @@ def _explicit_mesh(arguments: Any) -> tuple[Any, bool]:
     return found, False
 
 
-def _axes_of(
-    given: Mapping[str, Any], takes_class_axis: bool
-) -> tuple[AxisName | None, AxisName | None]:
+def _axes_of(function: Any, given: Mapping[str, Any]) -> tuple[AxisName | None, AxisName | None]:
     """The axes over which rows and classes are spread."""
-    rows, classes = (), ()
-    for name, value in given.items():
-        if not isinstance(value, jax.Array):
-            continue
-        spec = (*_spec(value), None, None)
-        if name in _ROWS and not rows:
-            rows = _as_tuple(spec[0])
-        elif takes_class_axis and name in _CLASSES and not classes:
-            classes = _as_tuple(spec[_CLASSES[name]])
-    rows = tuple(axis for axis in rows if axis not in classes)
-    return rows or None, classes or None
+    takes_class_axis = "class_axis_name" in inspect.signature(function).parameters
+    found: dict[str, tuple[Any, ...]] = {"n": (), "C": ()}
+    for name, argument in _named(function, given).items():
+        array = given[name]
+        if isinstance(array, jax.Array) and isinstance(argument, _Argument):
+            for k, (size, axes) in enumerate(
+                zip(argument.sizes(array), _spec(array), strict=False)
+            ):
+                if (size == "n" and not k) or (size == "C" and takes_class_axis):
+                    found[size] = found[size] or _as_tuple(axes)
+    rows = tuple(axis for axis in found["n"] if axis not in found["C"])
+    return rows or None, found["C"] or None
 
 
 def _spec(array: jax.Array) -> tuple[Any, ...]:

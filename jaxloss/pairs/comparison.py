@@ -120,19 +120,19 @@ def compare(
       ValueError: If `similarity` is unknown, or `block_size` is not positive.
 
     Example:
-      >>> import jax.numpy as jnp, jaxloss
+      >>> import jax, jax.numpy as jnp
       >>> from jaxloss.pairs import LOGSUMEXP, Statistic, compare
-      >>> def smooth_contrastive_loss(features, labels, *, where=None, sample_weights=None,
-      ...                             reduction="mean", axis_name=None):
+      >>> def lifted_loss(features, labels, *, where=None, sample_weights=None, reduction="mean",
+      ...                 axis_name=None):
       ...     pairs = compare(features, labels, where=where, axis_name=axis_name)
-      ...     hardest = Statistic(LOGSUMEXP, lambda s, same, T: jnp.where(same, -s, s) / T)
-      ...     (sums,) = pairs.statistics(jnp.asarray(0.1), hardest)
+      ...     hard = Statistic(LOGSUMEXP, lambda s, same, scale: scale * jnp.where(same, -s, s))
+      ...     (sums,) = pairs.statistics(jnp.asarray(8.0), hard)
       ...     counts = sums.has_positive & sums.has_negative
-      ...     values = 0.1 * jnp.where(counts, sums.positive + sums.negative, 0)
+      ...     values = jax.nn.softplus(jnp.where(counts, sums.positive + sums.negative, 0))
       ...     return pairs.reduce(values, counts, sample_weights, reduction)
       >>> features = jnp.array([[1.0, 0.0], [3.0, 4.0], [0.0, 2.0], [-1.0, 0.0]])
-      >>> print(f"{smooth_contrastive_loss(features, jnp.array([0, 0, 1, 1])):.4f}")
-      0.0000
+      >>> print(f"{lifted_loss(features, jnp.array([0, 0, 1, 1])):.4f}")
+      2.0510
     """
     features, labels, valid = checked_rows_of_any_labels(features, labels, where)
     others = reference_rows(references, reference_labels, reference_where, features, labels)
@@ -244,7 +244,7 @@ def compare_towers(
       >>> (others,) = towers.statistics(jnp.asarray(2.0), logits)
       >>> values = jax.nn.softplus(others - 2 * towers.own - jnp.array([0.0, 0.5]))
       >>> print(f"{towers.reduce(values):.4f}")
-      0.2188
+      0.2132
     """
     _check_how(similarity, block_size)
     queries = checks.floating("queries", queries, "n d")

@@ -163,10 +163,9 @@ def reference_rows(
       references, so that the batch is its own reference.
     """
     if isinstance(references, Queue):
-        if reference_labels is not None or reference_where is not None:
+        if reference_labels is not None:
             raise ValueError(
-                "`reference_labels` and `reference_where` must be None if `references` is a Queue, "
-                "which has labels, and −1 in its empty places"
+                "`reference_labels` must be None where `references` is a Queue, which has its own"
             )
         queue = _checked(references)
         references, reference_labels = lax.stop_gradient(queue.features), queue.labels

@@ -550,13 +550,10 @@ def test_tensors_and_parameters_of_other_libraries():
 
 def test_a_queue_is_no_array():
     call: Any = jaxloss.nca_loss
-    for options in (
-        {"references": QUEUE},
-        {"references": QUEUE, "reference_labels": QUEUE.labels},
-        {"references": QUEUE.features, "reference_labels": QUEUE},
-    ):
-        with raises(TypeError, "got Queue; .* references=queue.features, reference_labels=queue.l"):
-            call(FEATURES, LABELS, **options)
+    with raises(ValueError, "`reference_labels` must be None where `references` is a Queue"):
+        call(FEATURES, LABELS, references=QUEUE, reference_labels=QUEUE.labels)
+    with raises(TypeError, "`reference_labels` .* got Queue; a Queue goes into references="):
+        call(FEATURES, LABELS, references=QUEUE.features, reference_labels=QUEUE)
     for loss in (jaxloss.supervised_contrastive_loss, jaxloss.sigmoid_loss):
         with raises(TypeError, "`labels` must be a JAX or NumPy array, got Queue"):
             loss(FEATURES, QUEUE)  # pyright: ignore[reportArgumentType]

@@ -156,8 +156,7 @@ def test_equals_cross_batch_memory_of_pytorch_metric_learning():
                     features[:N],
                     labels[:N],
                     temperature=2.0,
-                    references=queue.features,
-                    reference_labels=queue.labels,
+                    references=queue,
                 )
 
             return queue, jax.value_and_grad(loss)(features)
@@ -189,8 +188,7 @@ def steps(queue, arrays, **names):
         loss = jaxloss.nca_loss(
             features,
             labels,
-            references=queue.features,
-            reference_labels=queue.labels,
+            references=queue,
             where=where,
             **names,
         )
@@ -266,8 +264,8 @@ def test_wrong_arguments_are_named():
         jaxloss.push(queue, features[:, :2], labels)
     with raises(TypeError, "`queue` must be a `jaxloss.Queue`, got dict"):
         jaxloss.push(queue._asdict(), features, labels)  # pyright: ignore
-    with raises(TypeError, "references=queue.features"):
-        jaxloss.nca_loss(features, labels, references=queue, reference_labels=labels)  # pyright: ignore
+    with raises(ValueError, "`reference_labels` must be None"):
+        jaxloss.nca_loss(features, labels, references=queue, reference_labels=labels)
     with raises(TypeError, "`labels` must have an integer dtype"):
         jaxloss.push(queue, features, labels.astype(jnp.float32))
     with raises(ValueError, "`labels` and `features` must have the same number of rows"):

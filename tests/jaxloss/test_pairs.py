@@ -1,0 +1,324 @@
+"""Losses of one's own, written with `jaxloss.pairs`, equal their dense forms.
+
+Values and gradients in float64: in tiles of 1, of 5 and of all rows, on four devices, and on an
+Explicit mesh by `divided`.
+"""
+
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+from jax.sharding import AxisType, NamedSharding
+from jaxtyping import Bool, Float, Integer
+
+import jaxloss
+from jaxloss.pairs import LOGSUMEXP, MAX, SOFTPLUS, SUM, Statistic, compare, compare_towers
+from jaxloss.testing import ContractError, check_loss
+from tests.jaxloss.harness import QUICK, P, enable_x64, mesh, raises
+
+N, M, DIM = 8, 12, 5
+RNG = np.random.default_rng(3)
+X = RNG.normal(0.2, 0.8, (N, DIM))
+R = RNG.normal(0.2, 0.8, (M, DIM))
+Y, L = (np.array([0, 1, 2, 0, 1, 0, 3, 2])[:N], RNG.integers(-1, 4, M))
+BIAS = RNG.normal(size=M)
+LEVELS = RNG.normal(size=N)
+Rows = Float[Array, "n d"]
+Labels = Integer[Array, " n"]
+
+
+@jaxloss.divided()
+def hardness_weighted(
+    features: Rows,
+    labels: Labels,
+    *,
+    hardness: Any = 2.0,
+    block_size: int | None = None,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Any = "mean",
+    axis_name: Any = None,
+):
+    """Hard negatives weigh more, and the hardest counts once more."""
+    pairs = compare(features, labels, where=where, block_size=block_size, axis_name=axis_name)
+    weighted = Statistic(LOGSUMEXP, lambda s, same, h: s * 4.0 + jnp.where(same, 0.0, h * s))
+    sums, hardest = pairs.statistics(
+        jnp.asarray(hardness, pairs.dtype), weighted, Statistic(MAX, lambda s, same, h: s * h)
+    )
+    counts = sums.has_positive & sums.has_negative
+    gaps = sums.negative - sums.positive + 0.5 * hardest.negative - hardest.positive
+    return pairs.reduce(
+        jax.nn.softplus(jnp.where(counts, gaps, 0.0)), counts, sample_weights, reduction
+    )
+
+
+def dense_hardness_weighted(x, y, hardness=2.0):
+    s, own, others = dense_pairs(x, y)
+    values = s * 4.0 + jnp.where(own, 0.0, hardness * s)
+    gaps = among(values, others) - among(values, own)
+    gaps += 0.5 * hardness * jnp.max(s, axis=1, where=others, initial=-jnp.inf)
+    gaps -= hardness * jnp.max(s, axis=1, where=own, initial=-jnp.inf)
+    counts = own.any(1) & others.any(1)
+    losses = jnp.where(counts, jax.nn.softplus(jnp.where(counts, gaps, 0.0)), 0.0)
+    return jnp.sum(losses) / jnp.sum(counts, dtype=losses.dtype)
+
+
+@jaxloss.divided()
+def leveled(
+    features: Rows,
+    labels: Labels,
+    *,
+    levels: Float[Array, " n"],
+    block_size: int | None = None,
+    where: Bool[Array, " n"] | None = None,
+    axis_name: Any = None,
+):
+    """Numbers that are given for each anchor, and a mask that depends on them."""
+    pairs = compare(
+        features,
+        labels,
+        similarity="inner",
+        where=where,
+        block_size=block_size,
+        axis_name=axis_name,
+    ).given({"level": levels})
+    above = Statistic(
+        SOFTPLUS,
+        lambda s, same, scale, c: scale * (s - c["level"]) * jnp.where(same, -1.0, 1.0),
+        lambda s, same, scale, c: same | (s > c["level"] - 0.5),
+    )
+    (sums,) = pairs.statistics(jnp.asarray(1.5, pairs.dtype), above)
+    return pairs.reduce(sums.positive + sums.negative, jnp.ones_like(labels, bool))
+
+
+def dense_leveled(x, y, levels):
+    _, own, others = dense_pairs(x, y)
+    s = x @ x.T
+    values = 1.5 * (s - levels[:, None]) * jnp.where(own, -1.0, 1.0)
+    used = own | (others & (s > levels[:, None] - 0.5))
+    return jnp.mean(jnp.sum(jnp.where(used, jax.nn.softplus(values), 0.0), axis=1))
+
+
+@jaxloss.divided()
+def of_distances(
+    features: Rows,
+    labels: Labels,
+    *,
+    references: Float[Array, "m d"] | jaxloss.Queue | None = None,
+    reference_labels: Integer[Array, " m"] | None = None,
+    reference_where: Bool[Array, " m"] | None = None,
+    block_size: int | None = None,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Any = "mean",
+    axis_name: Any = None,
+):
+    """The contrastive loss of Hadsell et al., with a margin of 2."""
+    pairs = compare(
+        features,
+        labels,
+        references=references,
+        reference_labels=reference_labels,
+        reference_where=reference_where,
+        similarity="negative_distance",
+        where=where,
+        block_size=block_size,
+        axis_name=axis_name,
+    )
+
+    def near(s, same, margin):
+        return jnp.where(same, s**2, jnp.maximum(margin + s, 0.0) ** 2)
+
+    (sums,) = pairs.statistics(jnp.asarray(2.0, pairs.dtype), Statistic(SUM, near))
+    counts = jnp.ones_like(labels, bool)
+    return pairs.reduce(sums.positive + sums.negative, counts, sample_weights, reduction)
+
+
+def dense_of_distances(x, y, r=None, of_r=None):
+    others = x if r is None else r
+    squares = jnp.sum((x[:, None, :] - others[None, :, :]) ** 2, axis=2)
+    used = ~jnp.eye(len(x), dtype=bool) if r is None else (of_r >= 0)[None, :]
+    distances = jnp.where(squares == 0, 0.0, jnp.sqrt(jnp.where(squares == 0, 1.0, squares)))
+    same = y[:, None] == (y if of_r is None else of_r)[None, :]
+    values = jnp.where(same, squares, jnp.maximum(2.0 - distances, 0.0) ** 2)
+    return jnp.mean(jnp.sum(jnp.where(used, values, 0.0), axis=1))
+
+
+@jaxloss.divided()
+def biased_towers(
+    queries: Rows,
+    keys: Float[Array, "m d"],
+    *,
+    key_bias: Float[Array, " m"],
+    key_where: Bool[Array, " m"] | None = None,
+    block_size: int | None = None,
+    where: Bool[Array, " n"] | None = None,
+    axis_name: Any = None,
+):
+    """InfoNCE with a number of each key, in both directions."""
+    towers = compare_towers(
+        queries,
+        keys,
+        key_bias=key_bias,
+        key_where=key_where,
+        where=where,
+        block_size=block_size,
+        axis_name=axis_name,
+    )
+    logits = Statistic(LOGSUMEXP, lambda s, scale, bias: scale * s + bias)
+    (rivals,), (of_keys,) = towers.statistics(
+        jnp.asarray(3.0, towers.own.dtype), logits, of_keys=True
+    )
+    number = queries.shape[0]
+    own = 3.0 * towers.own + key_bias[:number]
+    return towers.reduce(jax.nn.softplus(rivals - own) + jax.nn.softplus(of_keys[:number] - own))
+
+
+def dense_biased_towers(q, k, bias):
+    logits = 3.0 * unit(q) @ unit(k).T + bias[None, :]
+    own = jnp.diagonal(logits)
+    by_query = jax.nn.logsumexp(logits, axis=1) - own
+    by_key = jax.nn.logsumexp(logits, axis=0)[: len(q)] - own
+    return jnp.mean(by_query + by_key)
+
+
+def unit(x):
+    return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+
+def among(values, mask):
+    return jax.nn.logsumexp(values, axis=1, where=mask)
+
+
+def dense_pairs(x, y):
+    """Cosines, and which pairs are of one class and of two."""
+    same, own = y[:, None] == y[None, :], jnp.eye(len(x), dtype=bool)
+    return unit(x) @ unit(x).T, same & ~own, ~same
+
+
+CASES = {
+    "hardness": (hardness_weighted, dense_hardness_weighted, {"features": X, "labels": Y}),
+    "given": (leveled, dense_leveled, {"features": X, "labels": Y, "levels": LEVELS}),
+    "distances": (of_distances, dense_of_distances, {"features": X, "labels": Y}),
+    "references": (
+        of_distances,
+        dense_of_distances,
+        {"features": X, "labels": Y, "references": R, "reference_labels": L},
+    ),
+    "towers": (biased_towers, dense_biased_towers, {"queries": X, "keys": R, "key_bias": BIAS}),
+    "as many keys": (
+        biased_towers,
+        dense_biased_towers,
+        {"queries": X, "keys": R[:N], "key_bias": BIAS[:N]},
+    ),
+}
+PLACES = {"alone": None, "shard_map": AxisType.Auto, "Explicit": AxisType.Explicit}
+
+
+def gradients(loss, arrays):
+    """The value, and the gradients by all floats."""
+    floats = {name: x for name, x in arrays.items() if x.dtype.kind == "f"}
+    others = {name: x for name, x in arrays.items() if name not in floats}
+    run = jax.value_and_grad(lambda floats: loss(**floats, **others))
+    return jax.jit(run, compiler_options=QUICK)(floats)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("place", "block_size"),
+    [
+        ("alone", None),
+        pytest.param("alone", 1, marks=pytest.mark.slow),
+        pytest.param("alone", 5, marks=pytest.mark.slow),
+        pytest.param("shard_map", 1, marks=pytest.mark.slow),
+        pytest.param("shard_map", None, marks=pytest.mark.long),
+        pytest.param("Explicit", 5, marks=pytest.mark.slow),
+    ],
+)
+def test_losses_of_ones_own_equal_dense_forms(name, place, block_size):
+    loss, dense, arrays = CASES[name]
+    loss = partial(loss, block_size=block_size)
+    with enable_x64(True):
+        arrays = {key: jnp.asarray(value) for key, value in arrays.items()}
+        expected = gradients(lambda **given: dense(*(given[key] for key in arrays)), arrays)
+        if place == "shard_map":
+            loss = jaxloss.sharded_loss(loss, mesh(), "batch")
+        elif place == "Explicit":
+            rows = NamedSharding(mesh(kind=AxisType.Explicit), P("batch"))
+            arrays = jax.device_put(arrays, rows)
+        got = gradients(loss, arrays)
+    chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", [None, *AxisType][:3:2])
+def test_a_queue_takes_the_place_of_references(kind):
+    """Here of seven places, which do not spread evenly over four devices, and one empty."""
+    queue = jaxloss.make_queue(7, DIM)
+    x, y = jnp.asarray(X, jnp.float32), jnp.asarray(Y)
+    queue = jaxloss.push(queue, jnp.asarray(R[:6], jnp.float32), y[:6])
+
+    def dense(x):
+        return dense_of_distances(x, y, queue.features, queue.labels)
+
+    expected = jax.value_and_grad(dense)(x)
+    rows = x, y
+    if kind is not None:
+        rows = jax.device_put(rows, NamedSharding(mesh(kind=AxisType.Explicit), P("batch")))
+
+    @jax.jit
+    def run(x, y, queue):
+        def loss(x, features):
+            return of_distances(x, y, references=queue._replace(features=features))
+
+        return jax.value_and_grad(loss, (0, 1))(x, queue.features)
+
+    value, (of_rows, of_queue) = run(*rows, queue)
+    chex.assert_trees_all_close((value, of_rows), expected, rtol=1e-4, atol=1e-6)
+    assert not np.any(np.asarray(of_queue))
+
+
+def test_losses_of_ones_own_keep_the_contract():
+    def rows(rng, n):
+        return rng.normal(size=(n, DIM)), rng.integers(0, 3, n)
+
+    check_loss(of_distances, rows)
+    check_loss(hardness_weighted, rows)
+
+    def without_the_mask(features, labels, *, where=None, **options):
+        return hardness_weighted(features, labels, **options)
+
+    with pytest.raises(ContractError, match="mask"):
+        check_loss(without_the_mask, rows)
+
+
+def test_a_distance_of_zero_has_no_gradient():
+    x = jnp.asarray(np.repeat(X[:2], 2, axis=0))
+    value, gradient = jax.value_and_grad(of_distances)(x, jnp.array([0, 0, 0, 0]))
+    assert float(value) > 0
+    assert np.all(np.isfinite(gradient))
+    together = jax.grad(of_distances)(x[:2], jnp.array([0, 1]))
+    np.testing.assert_array_equal(together, 0)
+
+
+def test_wrong_arguments_are_named():
+    x, y = jnp.asarray(X, jnp.float32), jnp.asarray(Y)
+    wrong: Any = "euclidean"
+    with raises(ValueError, "`similarity` must be one of inner, cosine, .*, got 'euclidean'"):
+        compare(x, y, similarity=wrong)
+    with raises(ValueError, "`block_size` must be at least 1, got 0"):
+        compare(x, y, block_size=0)
+    with raises(ValueError, r"`numbers` must have shape \[n\] with n = 8, got \(7,\)"):
+        compare(x, y).given(x[:7, 0])
+    with raises(ValueError, "`labels` and `features` must have the same number of rows"):
+        compare(x, y[:3])
+    with raises(ValueError, "`key_bias` and `keys` must have the same number of rows"):
+        compare_towers(x, x, key_bias=x[:3, 0])
+    with raises(ValueError, "`keys` must have shape .* with m at least 8"):
+        compare_towers(x, x[:3])
+    with raises(ValueError, "`result` must be one of"):
+        jaxloss.divided(wrong)
