@@ -32,7 +32,7 @@ def wheel(distributions):
 
 
 def test_the_sdist_and_the_wheel_hold_the_library_alone(distributions, wheel):
-    modules = {f"jaxloss/{path.name}" for path in (ROOT / "jaxloss").glob("*.py")}
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jaxloss").rglob("*.py")}
     modules |= {"jaxloss/py.typed"}
     names = [name for name in wheel.namelist() if ".dist-info/" not in name]
     assert set(names) == modules

@@ -136,11 +136,17 @@ def test_every_command_parses(document):
         tyro.cli(known, args=[word for word in shlex.split(command) if word != "--help"])
 
 
-def test_the_code_of_contributing_runs(monkeypatch):
+@pytest.mark.parametrize("name", ["focal_loss", "lifted_loss"])
+def test_the_code_of_contributing_runs(name, monkeypatch):
     """Each block in the file that is named above it; then the new loss equals its references."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"\*\*`([\w/]+)\.py`\*\*[^`]*?\n\n   ```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == text.count("```python") == 4
+    found = re.findall(r"\*\*`([\w/]+)\.py`\*\*|\n\n   ```python\n(.*?)```", text, re.DOTALL)
+    blocks, path = [], ""
+    for file, source in found:
+        path = file or path
+        if name in source or f'"{name.removesuffix("_loss")}"' in source:
+            blocks.append((path, source))
+    assert len(blocks) == 4
     row: Any = None
     for path, block in blocks:
         module, source = importlib.import_module(path.replace("/", ".")), textwrap.dedent(block)
@@ -149,9 +155,9 @@ def test_the_code_of_contributing_runs(monkeypatch):
             row = eval(source, names)
             continue
         exec(compile(source, path, "exec"), names)
-        monkeypatch.setattr(module, "focal_loss", names["focal_loss"], raising=False)
+        monkeypatch.setattr(module, name, names[name], raising=False)
         if path.startswith("jaxloss"):
-            monkeypatch.setattr(jaxloss, "focal_loss", names["focal_loss"], raising=False)
+            monkeypatch.setattr(jaxloss, name, names[name], raising=False)
     arguments = row.make_inputs(np.random.default_rng(0), 6, np.float32)
     found = float(row.function(*arguments))
     assert found == pytest.approx(float(row.reference(*arguments)), rel=4 * FLOAT32)

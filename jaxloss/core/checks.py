@@ -116,11 +116,12 @@ def class_labels(
 def not_multi_hot(name: str, labels: Any) -> Any:
     """Returns labels that are not checked yet, and raises if they have two axes."""
     if rank(labels) == 2:
-        shape = tuple(labels.shape)
-        raise ValueError(
-            f"`{name}` must have shape [n], got {shape}; "
-            f"class indices of one-hot {name} are {name}.argmax(1)"
-        )
+        if labels.shape[1] > 1:
+            raise ValueError(
+                f"`{name}` must have shape [n], got {tuple(labels.shape)}; "
+                f"class indices of one-hot {name} are {name}.argmax(1)"
+            )
+        _check_rank(name, labels, "n")
     return labels
 
 
@@ -240,6 +241,12 @@ def positive_count(name: str, value: Any) -> None:
         raise TypeError(f"`{name}` must be a Python integer, got {type(value).__name__}")
     if value < 1:
         raise ValueError(f"`{name}` must be at least 1, got {value}")
+
+
+def block_size(value: Any) -> None:
+    """Raises unless `value` is None, or an integer of at least 1."""
+    if value is not None:
+        positive_count("block_size", value)
 
 
 def static(name: str, value: Any, kind: str) -> None:

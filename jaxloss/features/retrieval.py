@@ -96,6 +96,7 @@ def retrieval_metrics(
     for k in ks:
         checks.positive_count("ks", k)
     checks.choice("distance", distance, tuple(_SIMILARITIES))
+    checks.block_size(block_size)
     features, labels, valid = checked_rows("features", features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features)
     anchors, compared = anchors_and_references(

@@ -22,7 +22,6 @@ def project_classifier(
     weights: Float[Array, "d C"],
     *,
     epsilon: Number = 1e-4,
-    stop_gradient: bool = False,
 ) -> Float[Array, "n d"]:
     r"""Projection of features onto the subspace spanned by the classifier's weights.
 
@@ -36,13 +35,13 @@ def project_classifier(
     in float32.
 
     The weights get a gradient through the projection, as the formula has it. It is bounded for
-    every W: the derivative of σ² / (σ² + ε) is less than 1/√ε.
+    every W: the derivative of σ² / (σ² + ε) is less than 1/√ε. For a constant projection, pass
+    `jax.lax.stop_gradient(weights)`.
 
     Args:
       features: `[n, d]`.
       weights: `[d, C]`, one column per class.
       epsilon: ε ≥ 0. Singular values below about √ε are treated as zero.
-      stop_gradient: Treat the projection as a constant, so that only features get a gradient.
 
     Returns:
       Projected features `[n, d]`.
@@ -60,7 +59,7 @@ def project_classifier(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (vi). Its
       λ / (ε + λ) holds for the eigenvalues λ = σ² of WᵀW.
     """
-    features, weights = _checked(features, weights, stop_gradient)
+    features, weights = _checked(features, weights)
     epsilon = checks.in_range("epsilon", epsilon, weights.dtype, at_least=0)
     return _split(features, weights, epsilon)[0]
 
@@ -71,20 +70,19 @@ def project_complement(
     weights: Float[Array, "d C"],
     *,
     epsilon: Number = 1e-4,
-    stop_gradient: bool = False,
 ) -> Float[Array, "n d"]:
     r"""Projection of features onto the complement of the classifier's subspace.
 
     .. math:: (I - P) x = x - W (W^\top W + εI)^{-1} W^\top x
+
+    The gradient of the features lies in the complement. The weights get one as in
+    `project_classifier`.
 
     Args:
       features: `[n, d]`.
       weights: `[d, C]`, one column per class. With C ≥ d, the complement is usually empty; use
         `project_spectral_complement` instead.
       epsilon: ε ≥ 0, as in `project_classifier`.
-      stop_gradient: Treat the projection as a constant, so that only features get a gradient. If
-        False, the weights get one, too, as in `project_classifier`. In both cases, the gradient of
-        the features lies in the complement.
 
     Returns:
       Projected features `[n, d]`.
@@ -101,19 +99,16 @@ def project_complement(
     References:
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (vi), (vii).
     """
-    features, weights = _checked(features, weights, stop_gradient)
+    features, weights = _checked(features, weights)
     epsilon = checks.in_range("epsilon", epsilon, weights.dtype, at_least=0)
     return _split(features, weights, epsilon)[1]
 
 
-def _checked(
-    features: Any, weights: Any, stop_gradient: bool
-) -> tuple[Float[Array, "n d"], Float[Array, "d C"]]:
+def _checked(features: Any, weights: Any) -> tuple[Float[Array, "n d"], Float[Array, "d C"]]:
     """Checks the arguments, and widens them to one dtype."""
     features = checks.floating("features", features, "n d")
     weights, _ = checks.classifier(features, weights)
-    features, weights = widen(features, weights)
-    return features, lax.stop_gradient(weights) if stop_gradient else weights
+    return widen(features, weights)  # pyright: ignore[reportReturnType]
 
 
 def _split(
@@ -304,7 +299,7 @@ def project_spectral_complement(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, Sec. 3.4, supplement
       eq. (viii) to (xi).
     """
-    features, weights = _checked(features, weights, stop_gradient)
+    features, weights = _checked(features, weights)
     power = checks.in_range("power", power, weights.dtype, at_least=0)
     if basis is None and not stop_gradient:
         return features - _spectral_part(features, weights, jnp.asarray(power, weights.dtype))

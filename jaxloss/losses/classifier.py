@@ -53,11 +53,11 @@ from jaxloss.core.products import Low, low_dtypes, rounded, row_products, times,
 from jaxloss.core.sharding import divided
 from jaxloss.losses.margins import lowering, margins_of_samples
 
-Similarity: TypeAlias = Literal["inner", "cosine"]
+ClassSimilarity: TypeAlias = Literal["inner", "cosine"]
 _Carry = TypeVar("_Carry")
 
 
-class _Rows(NamedTuple):
+class _OfLogits(NamedTuple):
     """What the loss needs of the logits `[n, C]` of its rows, each `[n]`."""
 
     target: Float[Array, " n"]
@@ -75,7 +75,7 @@ def classifier_loss(
     weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None = None,
     *,
-    similarity: Similarity = "inner",
+    similarity: ClassSimilarity = "inner",
     margin: Number | Float[Array, " C"] = 0.0,
     scale: Number = 1.0,
     sample_margin: Float[Array, " n"] | None = None,
@@ -153,8 +153,7 @@ def classifier_loss(
       Milakov and Gimelshein, Online Normalizer Calculation for Softmax, 2018.
     """
     checks.choice("similarity", similarity, ("inner", "cosine"))
-    if block_size is not None:
-        checks.positive_count("block_size", block_size)
+    checks.block_size(block_size)
     features, labels, valid = labelled_rows(features, labels, where)
     weights, bias = checks.classifier(features, weights, bias, sub_centres=similarity == "cosine")
     if shared := axis_names(axis_name) & axis_names(class_axis_name):
@@ -225,10 +224,10 @@ def _over_classes(
     weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None,
     scale: Number,
-    similarity: Similarity,
+    similarity: ClassSimilarity,
     block_size: int | None,
     class_axis_name: AxisName | None,
-) -> _Rows:
+) -> _OfLogits:
     """Returns what the loss needs of the logits `β z`, also of classes on other devices."""
     wide = wide_dtype(*jax.tree.leaves((features, weights, bias)))
     low = low_dtypes(*jax.tree.leaves((features, weights, bias)))[:2]
@@ -265,11 +264,11 @@ def _over_classes(
         rows.rest[:, None], every[:, None], axis=1, axis_name=class_axis_name
     )
     target, total = (sum_over(part, class_axis_name) for part in (rows.target, rows.total))
-    return _Rows(target, rest, total)
+    return _OfLogits(target, rest, total)
 
 
-class _Sums(NamedTuple):
-    """`_Rows` of some of the classes."""
+class _OfSomeLogits(NamedTuple):
+    """`_OfLogits` of some of the classes."""
 
     target: Float[Array, " n"]
     rest: Part
@@ -280,30 +279,30 @@ def _sums(
     logits: Float[Array, "n B"],
     is_target: Bool[Array, "n B"],
     peak: Float[Array, " n"] | None = None,
-) -> _Sums:
+) -> _OfSomeLogits:
     """With a peak, the rest is relative to it."""
     if peak is None:
         rest = logsumexp.part(logits, ~is_target, axis=1)
     else:
         rest = logsumexp.part_relative_to(peak, logits, ~is_target, axis=1)
     target = jnp.sum(jnp.where(is_target, logits, 0), axis=1)
-    return _Sums(target, rest, jnp.sum(logits, axis=1))
+    return _OfSomeLogits(target, rest, jnp.sum(logits, axis=1))
 
 
-def _merge(a: _Sums, b: _Sums) -> _Sums:
-    return _Sums(a.target + b.target, logsumexp.merge(a.rest, b.rest), a.total + b.total)
+def _merge(a: _OfSomeLogits, b: _OfSomeLogits) -> _OfSomeLogits:
+    return _OfSomeLogits(a.target + b.target, logsumexp.merge(a.rest, b.rest), a.total + b.total)
 
 
-def _rows(sums: _Sums) -> _Rows:
+def _rows(sums: _OfSomeLogits) -> _OfLogits:
     # A class that is left out has a logit of -inf, from which -inf cannot be subtracted.
     rest = logsumexp.finite_from_below(logsumexp.result(sums.rest))
-    return _Rows(sums.target, rest, sums.total)
+    return _OfLogits(sums.target, rest, sums.total)
 
 
 def _class_vectors(
     weights: Float[Array, "d B *K"],
     dtype: Any,
-    similarity: Similarity,
+    similarity: ClassSimilarity,
     norms: InverseNorms | None = None,
 ) -> tuple[Float[Array, "d _"], InverseNorms | None]:
     """Returns the columns whose products with the features are the logits, and inverse norms.
@@ -321,7 +320,7 @@ def _logits(
     features: Float[Array, "n d"],
     weights: Float[Array, "d B *K"],
     bias: Float[Array, " B"] | None,
-    similarity: Similarity,
+    similarity: ClassSimilarity,
 ) -> Float[Array, "n B"]:
     vectors, _ = _class_vectors(weights, features.dtype, similarity)
     return _with_bias(largest_of_class(product_with_columns(features, vectors), weights), bias)
@@ -340,24 +339,24 @@ def _is_target(
 
 
 def _one_block(
-    similarity: Similarity,
+    similarity: ClassSimilarity,
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
     weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None,
-) -> _Rows:
+) -> _OfLogits:
     logits = _logits(features, weights, bias, similarity)
     return _rows(_sums(logits, _is_target(labels, 0, weights.shape[1])))
 
 
-def _visit_blocks(block_size: int, similarity: Similarity, *arguments: Any) -> _Rows:
+def _visit_blocks(block_size: int, similarity: ClassSimilarity, *arguments: Any) -> _OfLogits:
     """Returns the same as `_one_block`, without logits of more than a block of classes."""
     return _rows_and_products(block_size, similarity, *arguments, keep=False)[0]
 
 
 def _visit_blocks_forward(
-    block_size: int, similarity: Similarity, *arguments: Any
-) -> tuple[_Rows, Any]:
+    block_size: int, similarity: ClassSimilarity, *arguments: Any
+) -> tuple[_OfLogits, Any]:
     values = jax.tree.map(lambda x: x.value, arguments, is_leaf=lambda x: hasattr(x, "perturbed"))
     features, _, weights, _ = values
     # The products wait for the gradient in its own array: no memory, and one product less.
@@ -373,22 +372,25 @@ def _visit_blocks_forward(
 
 def _rows_and_products(
     block_size: int,
-    similarity: Similarity,
+    similarity: ClassSimilarity,
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
     weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None,
     *,
     keep: bool,
-) -> tuple[_Rows, Float[Array, "d C *K"] | None, Any]:
+) -> tuple[_OfLogits, Float[Array, "d C *K"] | None, Any]:
     """Returns the rows, and for the gradient kept products and the norms of the weight vectors.
 
     The products, if kept, are in the first n of the d rows of an array like the weights.
     """
 
     def visit(
-        carry: tuple[_Sums, Array | None], first: Integer[Array, ""] | int, size: int, _: None
-    ) -> tuple[tuple[_Sums, Array | None], InverseNorms | None]:
+        carry: tuple[_OfSomeLogits, Array | None],
+        first: Integer[Array, ""] | int,
+        size: int,
+        _: None,
+    ) -> tuple[tuple[_OfSomeLogits, Array | None], InverseNorms | None]:
         sums, kept = carry
         block, block_bias = _block((weights, bias), first, size)
         vectors, norms = _class_vectors(block, features.dtype, similarity)
@@ -400,17 +402,17 @@ def _rows_and_products(
         return (_merge(sums, _sums(logits, _is_target(labels, first, size))), kept), norms
 
     zero = jnp.zeros_like(features, shape=labels.shape)
-    nothing = _Sums(zero, Part(zero - jnp.inf, zero), zero)
+    nothing = _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero)
     carry = (nothing, _empty_gradient(weights) if keep else None)
     (sums, kept), norms = _over_blocks(visit, carry, weights.shape[1], block_size)
     return _rows(sums), kept, norms
 
 
 def _visit_blocks_backward(
-    block_size: int, similarity: Similarity, residuals: Any, cotangents: _Rows
+    block_size: int, similarity: ClassSimilarity, residuals: Any, cotangents: _OfLogits
 ) -> tuple[Any, None, Any, Any]:
     features, labels, weights, bias, rest, kept, norms = residuals
-    cotangents = _Rows(
+    cotangents = _OfLogits(
         *(jnp.zeros_like(rest) if isinstance(x, SymbolicZero) else x for x in cotangents)
     )
     # XLA multiplies row-major factors fastest on a CPU.
@@ -463,7 +465,7 @@ class _Exact(NamedTuple):
 
     low: tuple[Low, Low]
     block_size: int
-    similarity: Similarity
+    similarity: ClassSimilarity
     is_near: bool
     """Whether all logits are between -64 and 64, so that they need no maximum."""
 
@@ -473,7 +475,7 @@ _SAMPLED = 128
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _in_exact_blocks(kind: _Exact, *arrays: Any) -> _Rows:
+def _in_exact_blocks(kind: _Exact, *arrays: Any) -> _OfLogits:
     """Returns the rows of logits `a_i r_c x_i · w_c + b_c`: a are factors, r inverse norms or 1."""
     return _exact_forward(kind, *arrays)[0]
 
@@ -497,7 +499,10 @@ class _Norms(NamedTuple):
 
 
 def _columns(
-    block: Float[Array, "d B *K"], low: Low, similarity: Similarity, norms: _Norms | None = None
+    block: Float[Array, "d B *K"],
+    low: Low,
+    similarity: ClassSimilarity,
+    norms: _Norms | None = None,
 ) -> _Columns:
     """Returns what is multiplied. Norms that are known are not computed again."""
     vectors = flat_columns(block).astype(jnp.float32)
@@ -532,7 +537,7 @@ def _exact_forward(
     labels: Integer[Array, " n"],
     weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None,
-) -> tuple[_Rows, Any]:
+) -> tuple[_OfLogits, Any]:
     low, block_size, similarity, is_near = kind
     rows = features if low[0] is None else features.astype(low[0])
 
@@ -549,18 +554,20 @@ def _exact_forward(
         peak = jnp.max(jnp.where(is_target, -10, logits), axis=1)
         peak = lax.stop_gradient(jnp.maximum(peak, -10))
 
-    def visit(sums: _Sums, first: Any, size: int, _: None) -> tuple[_Sums, _Norms | None]:
+    def visit(
+        sums: _OfSomeLogits, first: Any, size: int, _: None
+    ) -> tuple[_OfSomeLogits, _Norms | None]:
         logits, is_target, norms = logits_of(first, size)
         return _merge(sums, _sums(logits, is_target, peak)), norms
 
     zero = jnp.zeros_like(factors)
-    nothing = _Sums(zero, Part(zero - jnp.inf, zero), zero)
+    nothing = _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero)
     sums, norms = _over_blocks(visit, nothing, weights.shape[1], block_size)
     found = _rows(sums)
     return found, (features, factors, labels, weights, bias, found.rest, norms)
 
 
-def _exact_backward(kind: _Exact, residuals: Any, cotangents: _Rows) -> tuple[Any, ...]:
+def _exact_backward(kind: _Exact, residuals: Any, cotangents: _OfLogits) -> tuple[Any, ...]:
     low, block_size, similarity, _ = kind
     features, factors, labels, weights, bias, rest, norms = residuals
     rows = features if low[0] is None else features.astype(low[0])
@@ -599,7 +606,7 @@ def _d_logits(
     logits: Float[Array, "n B"],
     rest: Float[Array, " n"],
     is_target: Bool[Array, "n B"],
-    cotangents: _Rows,
+    cotangents: _OfLogits,
 ) -> Float[Array, "n B"]:
     softmax = jnp.exp(jnp.where(is_target, 0, logits - rest[:, None]))
     of_rest = cotangents.rest[:, None] * softmax

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import jax
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Bool, Float, Integer
 
 from jaxloss.core import checks
@@ -112,8 +112,9 @@ def direct_sum_loss(
         metric loss gets the projected features, which no longer have unit norm: for a loss of
         cosines, normalise the features first, and pass `normalize=False` to it. Its own
         `references` or `proxies` are not projected: use `project_complement` first.
-      epsilon, stop_gradient: As in `project_complement`. With `stop_gradient=True`, the metric loss
-        has no gradient for the weights.
+      epsilon: As in `project_complement`.
+      stop_gradient: Whether the projection is a constant. The metric loss then has no gradient for
+        the weights.
       where, sample_weights, reduction, axis_name: As in `sum_loss`.
 
     Returns:
@@ -275,4 +276,5 @@ def _nonempty_complement(
             "`weights` must have more features than classes (d > C) for direct_sum_loss, "
             f"got shape {weights.shape}; use spectral_sum_loss"
         )
-    return project_complement(features, weights, epsilon=epsilon, stop_gradient=stop_gradient)
+    weights = lax.stop_gradient(weights) if stop_gradient else weights
+    return project_complement(features, weights, epsilon=epsilon)

@@ -161,7 +161,7 @@ def _class_logits(
     center = lax.stop_gradient(center)
     temperature = checks.in_range("temperature", temperature, rows.dtype, above=0)
     scale = lax.rsqrt(jnp.asarray(temperature, rows.dtype))
-    tiles, keys = _tiles(
+    tiles, keys = _cut(
         *comparable(labels, row_labels), row_valid, num_classes, block_size, axis_name
     )
     own_scale = None
@@ -172,14 +172,14 @@ def _class_logits(
     center = center[None, :]
     references = None if support is None else (rows - center) * scale
     anchors = jnp.where(valid[:, None], anchors - center, 0) if any(low) else anchors - center
-    rows = _Rows(anchors * scale, references, own_scale)
+    rows = _Inputs(anchors * scale, references, own_scale)
     return _over_classes(tiles._replace(low=low), *vary_alike((rows, keys)))
 
 
 # Classes in tiles ----
 
 
-class _Tiles(NamedTuple):
+class _Cut(NamedTuple):
     """How the classes are split, known when a function is traced."""
 
     size: int
@@ -191,7 +191,7 @@ class _Tiles(NamedTuple):
     low: tuple[Low, Low] = (None, None)
     """In which low dtype the anchors are exact, and the references."""
 
-    def loaded(self, rows: _Rows) -> tuple[Array, Array]:
+    def loaded(self, rows: _Inputs) -> tuple[Array, Array]:
         """Returns the anchors and the references in the dtypes in which they are multiplied."""
         anchors = rows.anchors if self.low[0] is None else rows.anchors.astype(self.low[0])
         if rows.references is None:
@@ -200,7 +200,7 @@ class _Tiles(NamedTuple):
         return anchors, references if self.low[1] is None else references.astype(self.low[1])
 
 
-class _Rows(NamedTuple):
+class _Inputs(NamedTuple):
     """The samples that are compared with class means, and those of the means."""
 
     anchors: Float[Array, "n d"]
@@ -222,7 +222,7 @@ class _Keys(NamedTuple):
     num_classes: Int32[Array, ""]
 
 
-class _Tile(NamedTuple):
+class _ClassTile(NamedTuple):
     """A few classes, and their logits `−‖x_i − μ_c‖²`, times the scale."""
 
     member: Float[Array, "m b"]
@@ -234,14 +234,14 @@ class _Tile(NamedTuple):
     logits: Float[Array, "n b"]
 
 
-def _tiles(
+def _cut(
     labels: Integer[Array, " n"],
     reference_labels: Integer[Array, " m"],
     valid: Bool[Array, " m"],
     num_classes: int | None,
     block_size: int | None,
     axis_name: AxisName | None,
-) -> tuple[_Tiles, _Keys]:
+) -> tuple[_Cut, _Keys]:
     if num_classes is None:
         all_labels, all_valid = gather(reference_labels, axis_name), gather(valid, axis_name)
         classes, count = _distinct(all_labels, all_valid)
@@ -252,7 +252,7 @@ def _tiles(
     limit = -(-most // size)
     classes = jnp.pad(classes, (0, size * limit - classes.shape[0]))
     keys = _Keys(labels, reference_labels, valid, classes, count)
-    return _Tiles(size, limit, axis_name), keys
+    return _Cut(size, limit, axis_name), keys
 
 
 def _distinct(
@@ -267,12 +267,12 @@ def _distinct(
 
 
 def _tile(
-    tiles: _Tiles,
+    tiles: _Cut,
     position: int | Int32[Array, ""],
-    rows: _Rows,
+    rows: _Inputs,
     squares: Float[Array, " n"],
     keys: _Keys,
-) -> _Tile:
+) -> _ClassTile:
     """Returns the tile at a position. `squares` are the squared norms of the anchors."""
     first = position * tiles.size
     classes = lax.dynamic_slice_in_dim(keys.classes, first, tiles.size)
@@ -290,14 +290,14 @@ def _tile(
     # Clamp the value only: a clamped gradient has wrong second derivatives.
     squared = squared + lax.stop_gradient(jnp.maximum(squared, 0) - squared)
     logits = -squared if rows.scale is None else -squared * rows.scale
-    return _Tile(member, sizes, means, is_own & present, ~is_own & present, logits)
+    return _ClassTile(member, sizes, means, is_own & present, ~is_own & present, logits)
 
 
 def _fold(
-    step: Callable[[_Tile, Any, Any], Any],
-    tiles: _Tiles,
+    step: Callable[[_ClassTile, Any, Any], Any],
+    tiles: _Cut,
     state: Any,
-    rows: _Rows,
+    rows: _Inputs,
     keys: _Keys,
     shared: Any,
 ) -> Any:
@@ -310,7 +310,7 @@ def _fold(
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _loop(
-    step: Callable[[_Tile, Any, Any], Any], tiles: _Tiles, state: Any, operands: Any, shared: Any
+    step: Callable[[_ClassTile, Any, Any], Any], tiles: _Cut, state: Any, operands: Any, shared: Any
 ) -> Any:
     """Visits the tiles after the first. Their number is known at run time only."""
     *_, keys = operands
@@ -324,7 +324,7 @@ def _loop(
 
 @_loop.defjvp
 def _loop_jvp(
-    step: Callable[[_Tile, Any, Any], Any], tiles: _Tiles, primals: Any, tangents: Any
+    step: Callable[[_ClassTile, Any, Any], Any], tiles: _Cut, primals: Any, tangents: Any
 ) -> tuple[Any, Any]:
     """Visits as many tiles as there may be: a loop of a fixed length has a reverse mode."""
 
@@ -347,7 +347,7 @@ def _loop_jvp(
 # Own class and rivals ----
 
 
-class _Sums(NamedTuple):
+class _SoFar(NamedTuple):
     """Sums over the tiles so far, for each anchor."""
 
     own: Float[Array, " n"]
@@ -358,7 +358,7 @@ class _Sums(NamedTuple):
     """The logits of the other classes."""
 
 
-class _Gradients(NamedTuple):
+class _InputGradients(NamedTuple):
     """Sums over the tiles so far."""
 
     anchors: Float[Array, "n d"]
@@ -369,23 +369,23 @@ class _Gradients(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _over_classes(tiles: _Tiles, rows: _Rows, keys: _Keys) -> tuple[Array, Array, Array]:
+def _over_classes(tiles: _Cut, rows: _Inputs, keys: _Keys) -> tuple[Array, Array, Array]:
     return _forward(tiles, rows, keys)[0]
 
 
 def _forward(
-    tiles: _Tiles, rows: _Rows, keys: _Keys
-) -> tuple[tuple[Array, Array, Array], tuple[_Rows, _Keys, Array]]:
+    tiles: _Cut, rows: _Inputs, keys: _Keys
+) -> tuple[tuple[Array, Array, Array], tuple[_Inputs, _Keys, Array]]:
     zero = jnp.zeros_like(rows.anchors[:, 0])
-    nothing = _Sums(zero, zero, Part(zero - jnp.inf, zero))
+    nothing = _SoFar(zero, zero, Part(zero - jnp.inf, zero))
     own, own_size, rivals = _fold(_add_tile, tiles, nothing, rows, keys, ())
     rivals = logsumexp.result(rivals)
     return (own, own_size, rivals), (rows, keys, rivals)
 
 
-def _add_tile(tile: _Tile, sums: _Sums, _: tuple[()]) -> _Sums:
+def _add_tile(tile: _ClassTile, sums: _SoFar, _: tuple[()]) -> _SoFar:
     rivals = logsumexp.part(logsumexp.finite_from_below(tile.logits), tile.is_rival, axis=1)
-    return _Sums(
+    return _SoFar(
         own=sums.own + jnp.sum(jnp.where(tile.is_own, tile.logits, 0), axis=1),
         own_size=sums.own_size + jnp.sum(jnp.where(tile.is_own, tile.sizes[None, :], 0), axis=1),
         rivals=logsumexp.merge(sums.rivals, rivals),
@@ -393,18 +393,20 @@ def _add_tile(tile: _Tile, sums: _Sums, _: tuple[()]) -> _Sums:
 
 
 def _backward(
-    tiles: _Tiles, residuals: tuple[_Rows, _Keys, Array], cotangents: tuple[Array, Array, Array]
-) -> tuple[_Rows, None]:
+    tiles: _Cut, residuals: tuple[_Inputs, _Keys, Array], cotangents: tuple[Array, Array, Array]
+) -> tuple[_Inputs, None]:
     rows, keys, rivals = residuals
     d_own, _, d_rivals = cotangents
-    zeros = _Gradients(*jax.tree.map(jnp.zeros_like, rows), weights=jnp.zeros_like(rivals))
+    zeros = _InputGradients(*jax.tree.map(jnp.zeros_like, rows), weights=jnp.zeros_like(rivals))
     shared = (rows, rivals, d_own, d_rivals)
     sums = _fold(partial(_add_gradients, tiles), tiles, zeros, rows, keys, shared)
     d_anchors = sums.anchors - 2 * sums.weights[:, None] * rows.anchors
-    return _Rows(d_anchors, sums.references, sums.scale), None
+    return _Inputs(d_anchors, sums.references, sums.scale), None
 
 
-def _add_gradients(tiles: _Tiles, tile: _Tile, sums: _Gradients, shared: Any) -> _Gradients:
+def _add_gradients(
+    tiles: _Cut, tile: _ClassTile, sums: _InputGradients, shared: Any
+) -> _InputGradients:
     """With `D` the derivatives by the logits: `2 D μ` for the anchors, `2 (Dᵀ x − Σ D μ)` for μ."""
     rows, rivals, d_own, d_rivals = shared
     log_softmax = jnp.where(tile.is_rival, tile.logits - rivals[:, None], -jnp.inf)
@@ -421,7 +423,7 @@ def _add_gradients(tiles: _Tiles, tile: _Tile, sums: _Gradients, shared: Any) ->
     if rows.scale is None and sums.references is None:  # One product for both roles of the anchors.
         left, right = [2 * d_logits, tile.member], [tile.means, d_sums]
         both = wide_product(jnp.concatenate(left, axis=1), jnp.concatenate(right))
-        return _Gradients(sums.anchors + both, None, d_scale, weights)
+        return _InputGradients(sums.anchors + both, None, d_scale, weights)
     if rows.scale is None:
         of_means = wide_product(d_logits, tile.means)
         of_sums = wide_product(tile.member, d_sums)
@@ -430,8 +432,8 @@ def _add_gradients(tiles: _Tiles, tile: _Tile, sums: _Gradients, shared: Any) ->
         of_means = times(d_logits, small) + times(d_logits, large)
         of_sums = times(d_sums.T, tile.member.T.astype(jnp.bfloat16)).T
     if sums.references is None:
-        return _Gradients(sums.anchors + 2 * of_means + of_sums, None, d_scale, weights)
-    return _Gradients(sums.anchors + 2 * of_means, sums.references + of_sums, d_scale, weights)
+        return _InputGradients(sums.anchors + 2 * of_means + of_sums, None, d_scale, weights)
+    return _InputGradients(sums.anchors + 2 * of_means, sums.references + of_sums, d_scale, weights)
 
 
 _over_classes.defvjp(_forward, _backward)

@@ -98,6 +98,7 @@ def triplet_loss(
         and `"all"`; `soft` with a margin of 0).
     """
     checks.choice("mining", mining, ("hard", *_MININGS))
+    checks.block_size(block_size)
     features, labels, valid = checked_rows("features", features, labels, where)
     given = reference_rows(references, reference_labels, reference_where, features)
     anchors, compared = anchors_and_references(

@@ -152,8 +152,7 @@ def compare(
 
 def _check_how(similarity: Any, block_size: Any) -> None:
     checks.choice("similarity", similarity, get_args(Similarity))
-    if block_size is not None:
-        checks.positive_count("block_size", block_size)
+    checks.block_size(block_size)
 
 
 class Towers(NamedTuple):

@@ -29,7 +29,7 @@ from jaxloss.core.blocks import in_blocks, joined
 from jaxloss.core.logsumexp import Part
 from jaxloss.pairs.rows import Rows
 from jaxloss.pairs.statistics import ByClass, Params, Statistic
-from jaxloss.pairs.tiles import Plan, Side, State, nothing, reduced, tile_of
+from jaxloss.pairs.tiles import Loaded, Plan, State, nothing, reduced, tile_of
 from jaxloss.pairs.visits import (
     Found,
     Index,
@@ -39,13 +39,13 @@ from jaxloss.pairs.visits import (
     add_gradients,
     at,
     backward,
+    both_loaded,
     each_tile,
     forward,
     gradients_of,
     merged_at,
     no_gradients,
     prepared,
-    sides_of,
 )
 
 
@@ -102,10 +102,10 @@ def _weighted_forward(
 ) -> tuple[Float[Array, ""], Any]:
     """Returns the sum, and its gradients."""
     factors = (ByClass(*(Part(jnp.zeros_like(weights), weights),) * 2),)
-    own, others = sides_of(plan, center, anchors, references)
+    own, others = both_loaded(plan, center, anchors, references)
 
     def visit(
-        own: tuple[Side, State], others: Side, found: Found, i: Index, j: Index, place: Place
+        own: tuple[Loaded, State], others: Loaded, found: Found, i: Index, j: Index, place: Place
     ) -> Found:
         state, d_anchors = found.of_anchors
         tile = tile_of(plan, center, at(own[0], i), at(others, j))

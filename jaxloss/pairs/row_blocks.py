@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Integer
 
-from jaxloss.core import checks
 from jaxloss.core.batch import AxisName, gather
 from jaxloss.core.blocks import in_blocks, joined, rows_of_all_pairs
 from jaxloss.core.linear import negative_squared_distances, sizes_are_known
@@ -61,8 +60,6 @@ def over_row_blocks(
       block_size: Anchors of a block. By default it depends on the shapes and the backend.
       axis_name: Mapped axis over which anchors and references are spread. References are gathered.
     """
-    if block_size is not None:
-        checks.positive_count("block_size", block_size)
     others = jax.tree.map(partial(gather, axis_name=axis_name), references or anchors)
     number, num_references = anchors.labels.shape[0], others.labels.shape[0]
     size = rows_of_all_pairs(number, num_references, block_size)

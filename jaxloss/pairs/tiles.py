@@ -90,7 +90,7 @@ class Tile(NamedTuple):
     axis are at its place."""
     bias: Float[Array, "1 b"] | None
     norms: tuple[Float[Array, " a"], Float[Array, " b"]] | None
-    """As in `Side`."""
+    """As in `Loaded`."""
 
     @property
     def positives(self) -> Bool[Array, "a b"]:
@@ -98,7 +98,7 @@ class Tile(NamedTuple):
         return self.overlaps if self.overlaps.dtype == jnp.bool_ else self.overlaps > 0
 
 
-class Side(NamedTuple):
+class Loaded(NamedTuple):
     """The anchors or the references, in blocks."""
 
     rows: Rows
@@ -110,10 +110,10 @@ class Side(NamedTuple):
 # The similarities of a tile ----
 
 
-def side_of(plan: Plan, center: Float[Array, " d"] | None, rows: Rows, low: Low) -> Side:
+def loaded(plan: Plan, center: Float[Array, " d"] | None, rows: Rows, low: Low) -> Loaded:
     """Returns rows in blocks as all tiles need them. Low-precision ones are loaded once."""
     if plan.similarity == "inner" and not plan.is_low:
-        return Side(rows, None)
+        return Loaded(rows, None)
     features, norms = _load(plan, rows, center), None
     if plan.similarity in _OF_UNITS:
         norms = inverse_norms_of_scaled(features)
@@ -121,14 +121,14 @@ def side_of(plan: Plan, center: Float[Array, " d"] | None, rows: Rows, low: Low)
         norms = jnp.sum(features**2, axis=-1)
     if plan.is_low:
         rows = rows._replace(features=features if low is None else features.astype(low))
-    return Side(rows, norms)
+    return Loaded(rows, norms)
 
 
 def tile_of(
     plan: Plan,
     center: Float[Array, " d"] | None,
-    anchors: Side,
-    references: Side,
+    anchors: Loaded,
+    references: Loaded,
     similarities: Float[Array, "a b"] | None = None,
 ) -> Tile:
     """Returns the tile of a block of each. Similarities at hand are used."""
@@ -393,14 +393,14 @@ def _product_of_transpose(a: Float[Array, "a b"], rows: Float[Array, "a d"]) -> 
 
 
 def feature_gradient(
-    plan: Plan, center: Float[Array, " d"] | None, gradient: RowGradient, rows: Rows, side: Side
+    plan: Plan, center: Float[Array, " d"] | None, gradient: RowGradient, rows: Rows, side: Loaded
 ) -> Rows:
     """Returns the gradient of rows in blocks, in their dtype."""
-    loaded = side.rows.features if plan.is_low else _load(plan, rows, center)
-    loaded, d_features = loaded.astype(plan.dtype), gradient.products
+    x = side.rows.features if plan.is_low else _load(plan, rows, center)
+    x, d_features = x.astype(plan.dtype), gradient.products
     if gradient.sums is not None:
-        d_features = 2 * (d_features - gradient.sums[..., None] * loaded)
+        d_features = 2 * (d_features - gradient.sums[..., None] * x)
     elif side.norms is not None:
-        d_features = tangential(d_features, loaded, side.norms[..., None])
+        d_features = tangential(d_features, x, side.norms[..., None])
     d_features = d_features.astype(rows.features.dtype)
     return Rows(d_features, None, None, None, *gradient.numbers)  # pyright: ignore

@@ -51,21 +51,21 @@ from jaxloss.core.products import Low, low_dtypes
 from jaxloss.pairs.rows import Compared, Rows, center_of, exact_center
 from jaxloss.pairs.statistics import LARGEST, ByClass, Params, Statistic
 from jaxloss.pairs.tiles import (
+    Loaded,
     Plan,
     RowGradient,
-    Side,
     State,
     States,
     Tile,
     factors_of,
     feature_gradient,
+    loaded,
     merged,
     no_gradient,
     nothing,
     pulled_back,
     reduced,
     results_of,
-    side_of,
     tile_of,
     times_rows,
 )
@@ -320,18 +320,18 @@ class Residuals(NamedTuple):
     params: Params
     center: Float[Array, " d"] | None
     rows: tuple[Rows, Rows | None]
-    sides: tuple[Side, Side | None]
+    sides: tuple[Loaded, Loaded | None]
     states: States
     kept: Float[Array, "a b"] | None
     """The similarities of an only tile."""
 
 
-def sides_of(
+def both_loaded(
     plan: Plan, center: Float[Array, " d"] | None, anchors: Rows, references: Rows | None
-) -> tuple[Side, Side | None]:
+) -> tuple[Loaded, Loaded | None]:
     """Returns rows in blocks as all tiles need them."""
-    own = side_of(plan, center, anchors, plan.low[0])
-    return own, None if references is None else side_of(plan, center, references, plan.low[1])
+    own = loaded(plan, center, anchors, plan.low[0])
+    return own, None if references is None else loaded(plan, center, references, plan.low[1])
 
 
 def forward(
@@ -346,13 +346,13 @@ def forward(
 
     The similarities of an only tile are used if they are known.
     """
-    own, others = sides = sides_of(plan, center, anchors, references)
+    own, others = sides = both_loaded(plan, center, anchors, references)
     alone = all(side is None or _num_blocks(side) == 1 for side in sides)
     if alone and kept is None and (plan.axis_name is None or others is None):
         kept = tile_of(plan, center, at(own, 0), at(others or own, 0)).similarities
 
     def visit(
-        own: Side, others: Side | None, found: Found, i: Index, j: Index, place: Place
+        own: Loaded, others: Loaded | None, found: Found, i: Index, j: Index, place: Place
     ) -> Found:
         tile = tile_of(plan, center, at(own, i), at(others or own, j), kept)
         rows, _, columns = found
@@ -378,8 +378,8 @@ def backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Any:
     factors, of_references = map(partial(factors_of, plan), states, cotangents)
 
     def visit(
-        own: tuple[Side, State],
-        others: tuple[Side, State | None] | None,
+        own: tuple[Loaded, State],
+        others: tuple[Loaded, State | None] | None,
         found: Found,
         i: Index,
         j: Index,
@@ -446,7 +446,7 @@ def gradients_of(
     center: Float[Array, " d"] | None,
     found: Found,
     rows: tuple[Rows, Rows | None],
-    sides: tuple[Side, Side | None],
+    sides: tuple[Loaded, Loaded | None],
 ) -> tuple[Params, None, Rows, Rows | None]:
     """Returns the gradients of parameters, center, anchors and references."""
     gradients = (found.of_anchors, found.of_references)

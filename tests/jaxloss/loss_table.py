@@ -654,21 +654,17 @@ FUNCTIONS = (
     function_row("project_classifier", features_and_weights, invalid=EPSILON),
     function_row("project_complement", features_and_weights, invalid=EPSILON),
     function_row("project_spectral_complement", features_and_weights, invalid=POWER),
-    # A constant projection, and other options, for d > C and d < C.
+    # Other options, and a constant projection, for d > C and d < C.
     *(
         function_row(
-            name,
-            partial(features_and_weights, dim=dim),
-            suffix=f"_{'stopped' if stop_gradient else 'options'}_{dim}",
-            stop_gradient=stop_gradient,
-            **options,
+            name, partial(features_and_weights, dim=dim), suffix=f"_{suffix}_{dim}", **options
         )
-        for stop_gradient in (True, False)
         for dim in (DIM, 3)
-        for name, options in (
-            ("project_classifier", {"epsilon": 0.02}),
-            ("project_complement", {"epsilon": 0.02}),
-            ("project_spectral_complement", {"power": 0.4}),
+        for name, suffix, options in (
+            ("project_classifier", "options", {"epsilon": 0.02}),
+            ("project_complement", "options", {"epsilon": 0.02}),
+            ("project_spectral_complement", "options", {"power": 0.4}),
+            ("project_spectral_complement", "stopped", {"power": 0.4, "stop_gradient": True}),
         )
     ),
     function_row("cosine_logits", features_and_sub_centres, suffix="_sub_centres"),

@@ -336,7 +336,12 @@ def test_gradient_of_hard_classifiers(project, options, name, dtype):
     expected = references.complement_gradients(features, weights, cotangent, dtype=dtype, **options)
     tolerance = 1e-9 if dtype == np.float64 else 32 * FLOAT32
     for stop_gradient in (True, False):
-        value, grads = run(stop_gradient=stop_gradient)
+        if not stop_gradient:
+            value, grads = run()
+        elif "power" in options:
+            value, grads = run(stop_gradient=True)
+        else:
+            continue
         np.testing.assert_allclose(value, expected[0], rtol=0, atol=tolerance * magnitude(features))
         np.testing.assert_allclose(
             grads[0], expected[1], rtol=0, atol=tolerance * magnitude(cotangent)
@@ -514,7 +519,7 @@ def test_weights_of_each_device():
     expected = jax.jit(jax.vmap(jaxloss.project_complement))(features, weights)
     for check in (True, False):
         spread = jax.shard_map(
-            lambda x, w: jaxloss.project_complement(x[0], w[0], stop_gradient=False)[None],
+            lambda x, w: jaxloss.project_complement(x[0], w[0])[None],
             mesh=mesh(),
             in_specs=(P("batch"), P("batch")),
             out_specs=P("batch"),

@@ -307,12 +307,12 @@ def spectral_complement_projector(weights, power=0.3):
     return torch.eye(len(weights), dtype=weights.dtype) - soft
 
 
-def project_classifier(features, weights, *, epsilon=1e-4, stop_gradient=False):
-    projector = classifier_projector(weights, epsilon)
-    return features @ (projector.detach() if stop_gradient else projector)
+def project_classifier(features, weights, *, epsilon=1e-4):
+    return features @ classifier_projector(weights, epsilon)
 
 
-def project_complement(features, weights, **options):
+def project_complement(features, weights, *, stop_gradient=False, **options):
+    weights = weights.detach() if stop_gradient else weights
     return features - project_classifier(features, weights, **options)
 
 
