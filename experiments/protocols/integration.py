@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import Array
+from jax import Array, lax
 
 import jaxloss
 from experiments.config import NamedLoss, Pixels, Positive, Weight
@@ -144,7 +144,11 @@ def build_loss(options: IntegratedLoss, problem: Problem) -> Callable[..., Array
     classification, metric = _parts(options, problem.num_features, len(problem.class_counts))
     project = {
         "direct": partial(jaxloss.project_complement, epsilon=options.epsilon),
-        "spectral": partial(jaxloss.project_spectral_complement, power=options.power),
+        "spectral": partial(
+            jaxloss.project_spectral_complement,
+            power=options.power,
+            stop_gradient=options.stop_gradient,
+        ),
     }.get(name.integration or "")
 
     def loss(
@@ -169,7 +173,7 @@ def build_loss(options: IntegratedLoss, problem: Problem) -> Callable[..., Array
         def projected(rows: Array) -> Array:
             if project is None:
                 return rows
-            return project(rows, weights, stop_gradient=options.stop_gradient)
+            return project(rows, lax.stop_gradient(weights) if options.stop_gradient else weights)
 
         # Normalised first: to normalise an almost empty complement amplifies its noise.
         compared = projected(metric_features(options, features))

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -21,6 +22,9 @@ __all__ = ["ContractError", "check_loss"]
 _SMALL = (1, 2, 3, 4, 6, 8)
 """The sizes that are tried for a smaller input that breaks the same rule."""
 _SEEDS = (0, 1)
+
+
+_Check = TypeVar("_Check", bound=Callable[..., None])
 
 
 class ContractError(AssertionError):
@@ -37,6 +41,20 @@ class ContractError(AssertionError):
         self.inputs = dict(inputs)
 
 
+def _with_rules(check: _Check) -> _Check:
+    """Adds the rules to the help of a function."""
+    name, statement = "keywords", "it must take the common keywords of `jaxloss`"
+    rows = [(name, statement), *((rule.name, rule.statement) for rule in RULES)]
+    items = [
+        textwrap.fill(f"* `{name}`: {statement}.", 98, subsequent_indent="  ")
+        for name, statement in rows
+    ]
+    table = textwrap.indent("\n".join(items), "    ")
+    check.__doc__ = (check.__doc__ or "").replace("    Args:", f"{table}\n\n    Args:", 1)
+    return check
+
+
+@_with_rules
 def check_loss(
     loss: Callable[..., Any],
     make_inputs: MakeInputs,
@@ -48,39 +66,9 @@ def check_loss(
     """Checks that a loss keeps the contract of `jaxloss`, and raises an error if it does not.
 
     The contract is in the help of `jaxloss`: `where`, `sample_weights`, `reduction`, `axis_name`,
-    labels, dtypes. The check runs the loss on random and on extreme batches of 12 rows. The rules,
-    in their order:
-
-    ======================== =======================================================================
-    `keywords`               The loss takes the common keywords.
-    `jit`                    It works under `jax.jit` and `jax.grad`; mean and sum are scalars. It
-                             may refuse `reduction="none"` by a `ValueError` that names it.
-    `float64`                float64 stays float64.
-    `finite`                 Value and gradient are finite for random rows;
-    `duplicates`             if rows are equal or opposite;
-    `zeros`                  if rows, or the further arrays, are zero;
-    `large_values`           if the scored rows have elements of ±1e4;
-    `one_class`              if all rows have one class;
-    `no_positives`           if no row has another row of its class, or a positive target.
-    `nothing_counts`         They are 0 if no row counts, and if there are no rows.
-    `masks`                  A row of `where=False` is as if it were not there,
-    `padding_leaks`          even if it is NaN or infinite, or has a NaN weight or any label.
-    `ignored_labels`         A negative label, or a row of unknown targets, is as `where=False`.
-    `hyperparameters`        Neither has an effect on the gradients of traced hyperparameters.
-    `none`                   `"none"` gives a loss for every row, 0 where a row does not count.
-    `sums`                   These sum to `"sum"`, in value and gradient.
-    `weights`                The mean is `Σ s_i ℓ_i / Σ s_i` over the rows that count.
-    `hidden_nan`             NaN in a row that counts makes value and gradient NaN.
-    `gradient`               The gradient equals finite differences.
-    `reference`              Value and gradient equal those of the reference.
-    `second_derivatives`     `jax.grad` and `jax.jvp` of the gradient equal finite differences.
-    `vmap`                   `jax.vmap` and `jax.checkpoint` change nothing.
-    `half_precision`         Lower precision gives float32, as exact as in float32.
-    `devices`                With `axis_name`, every device has the value of the global batch,
-    `device_gradients`       and the `pmean` of the gradients is that of one device, also that of
-                             hyperparameters,
-    `check_vma`              under `jax.shard_map` without and with `check_vma`.
-    ======================== =======================================================================
+    labels, dtypes. The check runs the loss on random and on extreme batches of 12 rows, and takes
+    these rules in their order. A loss may refuse `reduction="none"` by a `ValueError` with its
+    name.
 
     Args:
       loss: The function. Arguments with a default may be set by `functools.partial`. Keyword-only

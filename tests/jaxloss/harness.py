@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from functools import cache, partial, wraps
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import chex
 import jax
@@ -18,6 +18,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import jaxloss
+from jaxloss.testing.checked_loss import Batch
 from tests.jaxloss.loss_table import FunctionRow, LossRow
 
 QUICK: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -93,39 +94,22 @@ def numbers_of(row: LossRow) -> dict[str, np.ndarray]:
     return numbers
 
 
-class Batch(NamedTuple):
-    """The positional arguments of a loss, a mask and weights, in NumPy float64."""
-
-    args: tuple[np.ndarray, ...]
-    where: np.ndarray
-    sample_weights: np.ndarray
-    cotangent: np.ndarray
-    """The cotangent of the unreduced losses."""
-
-
 def make_batch(row: LossRow, seed: int = 0, n: int = 12, masked: bool = True) -> Batch:
     """Random inputs; with `masked`, some rows are masked, some ignored, and the weights differ."""
     rng = np.random.default_rng(seed)
     args = row.make_inputs(rng, n, np.float64)
-    where, sample_weights = np.ones(n, bool), np.ones(n)
-    cotangent = rng.normal(size=args[0].shape[1] if row.terms == "classes" else n)
-    if masked:
-        where[rng.choice(n, max(1, n // 5), replace=False)] = False
-        args = with_labels(args, rng.choice(n, max(1, n // 6), replace=False), -1)
-        sample_weights = rng.uniform(0.2, 2.0, n)
-    return Batch(args, where, sample_weights, cotangent)
+    batch = Batch(args, np.ones(n, bool), np.ones(n))
+    if not masked:
+        return batch
+    batch = batch.with_mask(rng.choice(n, max(1, n // 5), replace=False))
+    batch = batch.with_arg(1, rng.choice(n, max(1, n // 6), replace=False), -1)
+    return batch._replace(sample_weights=rng.uniform(0.2, 2.0, n))
 
 
-def with_labels(args: tuple[np.ndarray, ...], rows: Any, label: Any) -> tuple[np.ndarray, ...]:
-    labels = args[1].copy()
-    labels[rows] = label
-    return (args[0], labels, *args[2:])
-
-
-def with_scored(args: tuple[np.ndarray, ...], rows: Any, value: Any) -> tuple[np.ndarray, ...]:
-    scored = args[0].copy()
-    scored[rows] = value
-    return (scored, *args[1:])
+def cotangent_of(row: LossRow, batch: Batch) -> np.ndarray:
+    """A cotangent of the unreduced losses."""
+    number = batch.args[0].shape[1] if row.terms == "classes" else batch.size
+    return np.random.default_rng(number).normal(size=number)
 
 
 def precision(dtype: Any) -> contextlib.AbstractContextManager:
@@ -185,11 +169,15 @@ def evaluator(row: LossRow, reductions: tuple[str, ...]):
 
 
 def evaluate(
-    row: LossRow, batch: Batch, dtype: Any = np.float64, reductions: tuple[str, ...] = ()
+    row: LossRow,
+    batch: Batch,
+    dtype: Any = np.float64,
+    reductions: tuple[str, ...] = (),
+    cotangent: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Values and gradients (of the differentiable arguments, then of the sample weights) as NumPy.
 
-    The keys are the reductions, and these with "_grad"; "none_grad" is for `batch.cotangent`. By
+    The keys are the reductions, and these with "_grad"; "none_grad" is for the cotangent. By
     default, they are all of the row in float64 or if they are its own, and else the mean. Values
     and gradients of weights are float32 or wider, those of an argument have its dtype.
     """
@@ -197,6 +185,7 @@ def evaluate(
         every = jnp.dtype(dtype) == np.float64 or row.has_own_reduction
         reductions = row.reductions if every else ("mean",)
     wide = np.float64 if jnp.dtype(dtype) == np.float64 else np.float32
+    cotangent = cotangent_of(row, batch) if cotangent is None else cotangent
     with precision(dtype):
         results = evaluator(row, reductions)(
             cast(batch.args, row.differentiable, dtype),
@@ -204,7 +193,7 @@ def evaluate(
                 (
                     batch.where,
                     batch.sample_weights.astype(wide),
-                    batch.cotangent.astype(wide),
+                    cotangent.astype(wide),
                 )
             ),
         )
@@ -241,7 +230,7 @@ def torch_values(
         reductions=reductions or row.reductions,
         where=batch.where,
         sample_weights=batch.sample_weights,
-        cotangent=batch.cotangent,
+        cotangent=cotangent_of(row, batch),
     )
 
 

@@ -517,6 +517,6 @@ def test_one_device_warns(monkeypatch):
 
 def test_rules_are_documented():
     """In the order in which they are checked."""
-    documented = re.findall(r"^ *`(\w+)`  ", check_loss.__doc__ or "", flags=re.MULTILINE)
+    documented = re.findall(r"^ *\* `(\w+)`: ", check_loss.__doc__ or "", flags=re.MULTILINE)
     assert documented == ["keywords", *(rule.name for rule in testing.RULES)]
     assert {rule for rule, _ in FAULTS.values()} == {*documented} - {"reference"}

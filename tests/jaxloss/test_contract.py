@@ -26,6 +26,7 @@ from tests.jaxloss.harness import (
     assert_close,
     cast,
     check_against_references,
+    cotangent_of,
     default,
     enable_x64,
     evaluate,
@@ -38,8 +39,6 @@ from tests.jaxloss.harness import (
     reference_values,
     rounded,
     widen,
-    with_labels,
-    with_scored,
 )
 from tests.jaxloss.loss_table import (
     CASES,
@@ -203,7 +202,7 @@ def test_rows_that_do_not_count_do_not_leak_into_hyperparameters(row):
     if "sample_margin" in numbers:
         assert not gradients["sample_margin"][rows].any()
         numbers["sample_margin"][rows] = np.nan
-    poisoned = batch._replace(args=with_scored(batch.args, rows, POISON))
+    poisoned = batch.with_arg(0, rows, POISON)
     chex.assert_trees_all_equal(by_numbers(row, poisoned, numbers), (value, gradients))
 
 
@@ -256,7 +255,7 @@ def test_hyperparameters_beside_infinite_and_largest_logits(row):
 def test_reductions(row):
     """The sum is that of the terms; weights that sum to less than one are not divided by one."""
     batch = make_batch(row, seed=4)
-    got = evaluate(row, batch._replace(cotangent=np.ones_like(batch.cotangent)), np.float64)
+    got = evaluate(row, batch, cotangent=np.ones_like(cotangent_of(row, batch)))
     if row.terms is not None:
         chex.assert_trees_all_close(got["none"].sum(), got["sum"], rtol=1e-12)
         chex.assert_trees_all_close(got["none_grad"], got["sum_grad"], rtol=1e-10, atol=1e-13)
@@ -273,11 +272,11 @@ def test_reductions(row):
 def test_nothing_counts(row, how, dtype):
     batch = make_batch(row, seed=6)
     if how != "where":
-        batch = batch._replace(args=with_labels(batch.args, slice(None), -1))
+        batch = batch.with_arg(1, slice(None), -1)
     if how != "labels":
         batch = batch._replace(where=np.zeros(12, bool))
     if how == "both":
-        batch = batch._replace(args=with_scored(batch.args, slice(None), np.nan))
+        batch = batch.with_arg(0, slice(None), np.nan)
     for leaf in jax.tree.leaves(evaluate(row, batch, dtype)):
         assert np.all(leaf == 0)
 
@@ -333,7 +332,7 @@ POISON = np.array([[np.nan], [np.inf], [-np.inf]])
 def without_rows(batch: Batch, how: str) -> tuple[Batch, list[int], tuple[int, ...]]:
     """Three rows are padding or ignored. Returns them, and the shape of an array beside them."""
     # Norms of a batch with a zero row are computed with more care.
-    batch = batch._replace(args=with_scored(batch.args, 2, 0))
+    batch = batch.with_arg(0, 2, 0)
     rows = [1, 4, 10]
     of_rows = (3, *[1] * (batch.args[1].ndim - 1))
     if how == "where":
@@ -341,7 +340,7 @@ def without_rows(batch: Batch, how: str) -> tuple[Batch, list[int], tuple[int, .
         where[rows] = False
         return batch._replace(where=where), rows, of_rows
     negative = np.array([-1, -2, -100]).reshape(of_rows)
-    return batch._replace(args=with_labels(batch.args, rows, negative)), rows, of_rows
+    return batch.with_arg(1, rows, negative), rows, of_rows
 
 
 @in_both_dtypes("where", "labels")
@@ -352,24 +351,21 @@ def test_rows_that_do_not_count_do_not_leak(row, how, dtype):
     assert finite(expected)
     assert not expected["mean_grad"][0][rows].any()
 
-    args = with_scored(batch.args, rows, POISON)
+    poisoned = batch.with_arg(0, rows, POISON)
     if how == "where":
-        args = with_labels(args, rows, np.array([10**6, 1, 0]).reshape(of_rows))
+        poisoned = poisoned.with_arg(1, rows, np.array([10**6, 1, 0]).reshape(of_rows))
     sample_weights = batch.sample_weights.copy()
     sample_weights[rows] = np.nan
-    got = evaluate(row, batch._replace(args=args, sample_weights=sample_weights), dtype)
+    got = evaluate(row, poisoned._replace(sample_weights=sample_weights), dtype)
     chex.assert_trees_all_equal(got, expected)
 
 
 @in_both_dtypes("nan", "infinite")
 def test_nan_in_a_counting_sample_is_not_hidden(row, how, dtype):
     batch = make_batch(row, seed=10, masked=False)
-    if row.multi_hot:
-        batch = batch._replace(args=with_labels(batch.args, 3, 1))
-    else:
-        batch = batch._replace(args=with_labels(batch.args, [3, 8], 0))
+    batch = batch.with_arg(1, 3, 1) if row.multi_hot else batch.with_arg(1, [3, 8], 0)
     place, poison = ((3, 1), np.nan) if how == "nan" else (3, np.inf)
-    got = evaluate(row, batch._replace(args=with_scored(batch.args, place, poison)), dtype)
+    got = evaluate(row, batch.with_arg(0, place, poison), dtype)
     if how == "nan":
         check_nan(row, got, 1 if row.terms == "classes" else 3)
     else:
@@ -389,7 +385,7 @@ def check_nan(row, got, term):
 def test_label_out_of_range_is_nan(row):
     batch = make_batch(row, seed=11, masked=False)
     for label in (CLASSES, CLASSES + 1, 10**6):
-        got = evaluate(row, batch._replace(args=with_labels(batch.args, 5, label)))
+        got = evaluate(row, batch.with_arg(1, 5, label))
         check_nan(row, got, 5)
     if row.takes_logits:
         assert "none" not in got or np.isnan(got["none"]).sum() == 1
@@ -470,26 +466,25 @@ def edge_batches(row: LossRow):
     n, width = plain.args[0].shape
     signs = np.where(np.arange(n) % 3 == 0, -1.0, 1.0)
     one_class = plain.args[1] if row.multi_hot else np.ones(n, np.int32)
-    yield "zeros", plain._replace(args=with_scored(plain.args, slice(None), 0.0))
-    yield "some zeros", plain._replace(args=with_scored(plain.args, [0, 3, 7], 0.0))
-    yield "duplicates", plain._replace(args=with_scored(plain.args, slice(None), plain.args[0][:1]))
+    yield "zeros", plain.with_arg(0, slice(None), 0.0)
+    yield "some zeros", plain.with_arg(0, [0, 3, 7], 0.0)
+    yield "duplicates", plain.with_arg(0, slice(None), plain.args[0][:1])
     yield (
         "two duplicates",
-        plain._replace(args=with_scored(plain.args, [1, 2, 6], plain.args[0][0])),
+        plain.with_arg(0, [1, 2, 6], plain.args[0][0]),
     )
     yield "one class", plain._replace(args=(plain.args[0], one_class, *plain.args[2:]))
     # Rows that are plus or minus a basis vector: cosines of 1, -1 and 0, and large logits.
     corners = signs[:, None] * np.eye(width)[np.arange(n) % width]
     for scale in (1.0, 1e3, 1e4) if row.takes_logits else (1.0, 1e3):
-        args = with_scored(plain.args, slice(None), scale * corners)
+        args = plain.with_arg(0, slice(None), scale * corners).args
         if row.kind == "classifier":
             # Orthonormal columns times 10: the logits reach 1e4 and the features lie in their span.
             weights = 10 * np.eye(width, plain.args[2].shape[1])
             args = (*args[:2], weights, args[3])
         yield f"corners {scale:g}", plain._replace(args=args)
     if row.takes_logits:
-        args = with_scored(plain.args, slice(None), 1e4 * signs[:, None])
-        yield "constant logits", plain._replace(args=args)
+        yield "constant logits", plain.with_arg(0, slice(None), 1e4 * signs[:, None])
     if row.kind == "classifier":
         features, labels, weights, bias = plain.args
         yield "zero classifier", plain._replace(args=(features, labels, 0 * weights, bias))
@@ -503,8 +498,8 @@ def edge_batches(row: LossRow):
         yield "all zero", plain._replace(args=(0 * features, labels, 0 * prototypes))
         same = prototypes[:, :1] + 0 * prototypes
         for sign in (1, -1):
-            args = with_scored(plain.args, slice(None), sign * same.reshape(width, -1)[:, 0])
-            yield f"cosine {sign}", plain._replace(args=(*args[:2], same))
+            towards = plain.with_arg(0, slice(None), sign * same.reshape(width, -1)[:, 0])
+            yield f"cosine {sign}", towards._replace(args=(*towards.args[:2], same))
 
 
 def finite_but_for_overflow(got, wide, dtype) -> bool:

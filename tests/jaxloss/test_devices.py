@@ -27,7 +27,6 @@ from tests.jaxloss.harness import (
     numbers_of,
     over,
     precision,
-    with_labels,
 )
 from tests.jaxloss.loss_table import (
     LOSSES,
@@ -94,8 +93,8 @@ def make_problem(row: LossRow, masked: bool = True) -> Batch:
     if not masked:
         return batch
     weights = np.random.default_rng(31).uniform(0.2, 2.0, n)
-    args = with_labels(batch.args, [1, n - 1] if row.has_tiles else [n - 1], -1)
-    return batch._replace(args=args, where=uneven(n // DEVICES), sample_weights=weights)
+    batch = batch.with_arg(1, [1, n - 1] if row.has_tiles else [n - 1], -1)
+    return batch._replace(where=uneven(n // DEVICES), sample_weights=weights)
 
 
 def reductions_of(row: LossRow) -> tuple[str, ...]:

@@ -139,7 +139,7 @@ def of_distances(
     return pairs.reduce(sums.positive + sums.negative, counts, sample_weights, reduction)
 
 
-def dense_of_distances(x, y, r=None, of_r=None):
+def dense_of_distances(x, y, r=None, of_r: Any = None):
     others = x if r is None else r
     squares = jnp.sum((x[:, None, :] - others[None, :, :]) ** 2, axis=2)
     used = ~jnp.eye(len(x), dtype=bool) if r is None else (of_r >= 0)[None, :]

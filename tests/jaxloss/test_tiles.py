@@ -246,8 +246,9 @@ def test_statistics_in_both_directions(similarity, block_size, axis_name):
         params = jax.tree.map(jnp.asarray, PARAMS)
         inputs = (params, anchors, references, *map(jnp.asarray, (weights, of_references)))
 
-        def sides(*rows, axis_name=None):
-            return Sides(*rows, similarity, block_size=block_size, axis_name=axis_name)
+        def sides(own, others, axis_name=None):
+            options: Any = {"block_size": block_size, "axis_name": axis_name}
+            return Sides(own, others, similarity, **options)
 
         def at_once(statistics, params, *rows, axis_name=None):
             return in_both_directions(sides(*rows, axis_name=axis_name), params, statistics)
