@@ -95,7 +95,7 @@ class Statistic(NamedTuple):
     """`LOGSUMEXP`, `MAX`, `SUM` or `SOFTPLUS`."""
     value: Callable[..., Float[Array, "a b"]]
     mask: Callable[..., Bool[Array, "a b"]] | None = None
-    """Of the same arguments: which pairs count. None: all of them."""
+    """Which pairs count, a function of the same arguments; by default all of them."""
     bound: float | None = None
     """A number that is never below the absolute value. A small Python number saves a `LOGSUMEXP`
     its peaks; a wrong one overflows."""
