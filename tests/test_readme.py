@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[1]
 MANUAL = (ROOT / "experiments/README.md").read_text(encoding="utf-8")
 
 
-def run_blocks(page: str, without: str | None = None) -> None:
-    """Runs the Python of a page, but for blocks with a word.
+def run_blocks(page: str, without: str | None = None) -> dict[str, Any]:
+    """Runs the Python of a page, but for blocks with a word, and returns its names.
 
     All blocks share their names; a line in a traceback is that of the document.
     """
@@ -35,11 +35,16 @@ def run_blocks(page: str, without: str | None = None) -> None:
         source = "\n" * text.count("\n", 0, block.start(1)) + block[1]
         if without is None or without not in source:
             exec(compile(source, page, "exec"), names)
+    return names
 
 
-def test_the_example_runs(capsys):
-    run_blocks("README.md")
+def test_the_examples_run(capsys):
+    names = run_blocks("README.md")
     assert np.isfinite(float(capsys.readouterr().out))
+    features, labels = np.eye(4, 3, dtype=np.float32), np.array([0, 0, 1, 1])
+    found = names["hardest_negative_loss"](features, labels)
+    # All cosines of different rows are 0.
+    assert float(found) == pytest.approx(np.log(2), rel=1e-6)
 
 
 @pytest.mark.long
@@ -114,6 +119,13 @@ def test_every_name_is_in_its_table(heading, column, known):
     cells = [row.split("|")[column] for row in rows if row.count("|") > 2]
     named = {name for cell in cells for name in re.findall(r"`([a-z0-9_-]+)`", cell)}
     assert named - {"linear"} == set(known)
+
+
+def test_the_readme_names_every_loss():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.partition("## Losses")[2].partition("\n## ")[0]
+    losses = {name for name in jaxloss.__all__ if name.endswith("_loss")} - {"sharded_loss"}
+    assert losses <= set(re.findall(r"`(\w+)`", table))
 
 
 @pytest.mark.parametrize(

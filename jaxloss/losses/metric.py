@@ -14,8 +14,7 @@ from jaxloss.core.logsumexp import softplus_where
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.comparison import Comparison, compare
 from jaxloss.pairs.queue import Queue
-from jaxloss.pairs.statistics import LOGSUMEXP, ByClass, Statistic, over_temperature
-from jaxloss.pairs.visits import largest_of
+from jaxloss.pairs.statistics import LOGSUMEXP, MAX, ByClass, Statistic, over_temperature
 
 
 @divided()
@@ -195,9 +194,9 @@ def _multi_similarity_logit(
 
 def _mining_limits(pairs: Comparison, margin: Number) -> ByClass:
     """Returns the similarities below which positives and above which negatives are hard."""
-    hardest = largest_of(pairs.sides, _hardness)
+    (hardest,) = pairs.statistics((), Statistic(MAX, _hardness))
     margin = jnp.asarray(margin, pairs.dtype)
-    return ByClass(hardest.negative.value + margin, -hardest.positive.value - margin)
+    return lax.stop_gradient(ByClass(hardest.negative + margin, -hardest.positive - margin))
 
 
 def _hardness(

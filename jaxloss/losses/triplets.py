@@ -171,8 +171,8 @@ def _hard(rule: _Rule, mined: Sides, anchors: Rows, references: Rows | None) -> 
 
     `mined` are the rows as they are compared.
     """
-    hardest = largest_of(mined, _farthest_positive_and_nearest_negative)
-    defined = (hardest.positive.value != -jnp.inf) & (hardest.negative.value != -jnp.inf)
+    hardest, positions = largest_of(mined, _farthest_positive_and_nearest_negative)
+    defined = hardest.has_positive & hardest.has_negative
     norms = jnp.sum(anchors.features**2, axis=1)
 
     def distance(positions: Int32[Array, " n"]) -> Float[Array, " n"]:
@@ -180,7 +180,7 @@ def _hard(rule: _Rule, mined: Sides, anchors: Rows, references: Rows | None) -> 
         steps = jnp.where(defined[:, None], anchors.features - rows, 0)
         return _distances(jnp.sum(steps**2, axis=1), norms, rule.squared)
 
-    gaps = distance(hardest.positive.position) - distance(hardest.negative.position)
+    gaps = distance(positions.positive) - distance(positions.negative)
     return _Triplets(rule.hinge(gaps + rule.margin), jnp.ones_like(gaps), defined)
 
 

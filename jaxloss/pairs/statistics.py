@@ -55,14 +55,6 @@ class ByClass(NamedTuple):
         return self.negative != -jnp.inf
 
 
-class Largest(NamedTuple):
-    """The largest value of each anchor, and the reference that has it."""
-
-    value: Float[Array, " n"]
-    """-inf for no pair."""
-    position: Int32[Array, " n"]
-
-
 class Reduction(NamedTuple):
     """How the values of the pairs of an anchor become one number."""
 
@@ -71,7 +63,6 @@ class Reduction(NamedTuple):
     `positions` are those of its rows."""
     merge: Callable[[Part, Part], Part]
     result: Callable[[Part], Any]
-    """An array, or the `Largest`."""
     share: Callable[[Array, Array, Array, Array], Array]
     """`(values, used, marks, positions)` to the derivatives by the values, which divisors divide.
     Values that are not used may be of any size."""
@@ -181,8 +172,8 @@ MAX = Reduction(
     mark=lambda part: part.total,
 )
 """The largest value; -inf for no pair. Of equal values, the first has the gradient."""
-LARGEST = MAX._replace(result=lambda part: Largest(*part))
-"""`MAX` with its position, without a gradient."""
+LARGEST = MAX._replace(result=lambda part: part)
+"""`MAX` with its position as the total, without a gradient."""
 SUM = Reduction(
     _sum_of(lambda values, mask: jnp.where(mask, values, 0)),
     lambda a, b: Part(a.peak, a.total + b.total),

@@ -111,15 +111,17 @@ def in_both_directions(
     return _joined(sides, _statistics(*prepared(sides, params, statistics, of_references=True)))
 
 
-def largest_of(sides: Sides, value: Callable[..., Float[Array, "a b"]]) -> ByClass:
+def largest_of(sides: Sides, value: Callable[..., Float[Array, "a b"]]) -> tuple[ByClass, ByClass]:
     """Returns the largest `value(similarities, overlaps, ())` of each anchor, without a gradient.
 
     Returns:
-      For the own class and for the other classes a `Largest`. Of equal values it is the first.
+      The values, and the positions of the references that have them. Of equal values it is the
+      first.
     """
     rows = lax.stop_gradient((sides.anchors, sides.references))
     sides = sides._replace(anchors=rows[0], references=rows[1])
-    return statistics_of(sides, (), (Statistic(LARGEST, value),))[0]
+    (found,) = statistics_of(sides, (), (Statistic(LARGEST, value),))
+    return ByClass(*(part.peak for part in found)), ByClass(*(part.total for part in found))
 
 
 def rows_at(

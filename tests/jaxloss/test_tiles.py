@@ -293,15 +293,15 @@ def test_the_first_of_the_largest_values(block_size):
     labels, valid = jnp.array([0, 0, 0, 0, 1, 0, 2]), jnp.arange(7) != 5
     rows = Rows(jnp.nan_to_num(features), labels, valid, jnp.arange(7))
     sides = Sides(rows, None, "negative_squared_distance", block_size=block_size)
-    found = jax.jit(
+    values, positions = jax.jit(
         lambda rows: largest_of(
             sides._replace(anchors=rows), lambda s, own, _: jnp.where(own, s, -s)
         )
     )(rows)
-    assert found.positive.value.tolist() == [-1, 0, -1, 0, *3 * [-np.inf]]
-    assert found.positive.position[:4].tolist() == [1, 3, 0, 1]
-    assert found.negative.value[::2].tolist() == [25, 36, 16, 36]
-    assert found.negative.position[::2].tolist() == [6, 6, 2, 2]
+    assert values.positive.tolist() == [-1, 0, -1, 0, *3 * [-np.inf]]
+    assert positions.positive[:4].tolist() == [1, 3, 0, 1]
+    assert values.negative[::2].tolist() == [25, 36, 16, 36]
+    assert positions.negative[::2].tolist() == [6, 6, 2, 2]
 
 
 def test_products_may_depend_on_the_order_of_their_factors(monkeypatch):
@@ -341,7 +341,7 @@ def test_largest_values_over_devices(way, block_size, monkeypatch):
         anchors, references = anchors_and_references(x, y, valid, given, axis_name, load=True)
         sides = Sides(anchors, references, "inner", block_size=block_size, axis_name=axis_name)
         found = largest_of(sides, lambda s, _own, _: s)
-        return found, rows_at(found.positive.position, r, axis_name)
+        return found, rows_at(found[1].positive, r, axis_name)
 
     spread = jax.shard_map(
         partial(run, axis_name="b"),
@@ -351,10 +351,11 @@ def test_largest_values_over_devices(way, block_size, monkeypatch):
     )
     (found, rows), (expected, _) = (jax.jit(f)(x, y, r, of_references) for f in (spread, run))
     chex.assert_trees_all_equal(found, expected)
-    assert (found.positive.position == 7).tolist() == (y == 1).tolist()
-    np.testing.assert_array_equal(rows, r[found.positive.position])
+    positions = found[1].positive
+    assert (positions == 7).tolist() == (y == 1).tolist()
+    np.testing.assert_array_equal(rows, r[positions])
     pull = jax.jit(jax.grad(lambda r: jnp.sum(jnp.sin(spread(x, y, r, of_references)[1]))))
-    counts = jnp.bincount(found.positive.position, length=12)[:, None].astype(r.dtype)
+    counts = jnp.bincount(positions, length=12)[:, None].astype(r.dtype)
     np.testing.assert_allclose(pull(r), jnp.where(counts > 0, counts * jnp.cos(r), 0), rtol=1e-6)
 
 
