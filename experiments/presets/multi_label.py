@@ -96,11 +96,11 @@ PRESETS = {
     # `kanji`. A mirrored character has other components, hence no flips. Each loss needs a learning
     # rate of its own, here the best of 0.003 to 0.3 after 250 steps: for the two-way loss 64 %
     # (mean of mAP@class and mAP@sample), with 51 and 43 at the rates beside it. RML, whose gradient
-    # is larger: 42 % at 0.0001, 49 at 0.0003, 44 at 0.001, 34 at 0.003, 15 at 0.01 to 0.1.
-    # That of ASL was chosen with --loss.no-stop-focus-gradient, its full gradient.
+    # is larger: 42 % at 0.0001, 49 at 0.0003, 44 at 0.001, 34 at 0.003, 15 at 0.01 to 0.1. ASL has
+    # 24 % at 0.003, 37 at 0.01, 39 at 0.03, 24 at 0.1.
     #     python -m experiments sweep kanji --seeds 0 1 2 --over
     #         loss.name/optimizer.learning_rate=two-way/0.03,sample-wise/0.03,class-wise/0.3,
-    #         bce/0.01,softmax/0.03,asl/0.01,warp/0.01,rml/0.0003     (on one line)
+    #         bce/0.01,softmax/0.03,asl/0.03,warp/0.01,rml/0.0003     (on one line)
     "kanji": Preset(
         "Multi-label classification of kanji by their components (70 labels, 48×48, Conv4).",
         MultiLabelConfig(
