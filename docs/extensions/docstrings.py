@@ -114,7 +114,8 @@ def list_public_names(app: Sphinx, docname: str, source: list[str]):
 def check_that_all_are_documented(app: Sphinx, env):
     """Every public name has a place on the site."""
     documented = set(env.domaindata["py"]["objects"])
-    for name in jaxloss.__all__:
+    every = [*jaxloss.__all__, *(f"pairs.{name}" for name in jaxloss.pairs.__all__)]
+    for name in every:
         if f"jaxloss.{name}" not in documented:
             logger.warning("jaxloss.%s is on no page", name)
 

@@ -1,6 +1,8 @@
 """What a loss asks of the pairs of an anchor: a reduction of values, by class.
 
-A part of the pairs is reduced to a peak p and a total t, and two parts merge:
+The pairs of a tile are reduced to a part, and two parts merge. The parts of the reductions here
+have a peak p and a total t. Another may have more numbers: any named tuple of arrays with a `peak`
+will do.
 
 ============  ===========  ================  ==================================================
 reduction     p            t                 merged
@@ -46,31 +48,33 @@ class ByClass(NamedTuple):
 
     @property
     def has_positive(self) -> Bool[Array, " n"]:
-        """Whether the anchor has a reference of its own class; of `LOGSUMEXP` and `MAX`."""
+        """Whether the anchor has a reference of its own class; always true of sums."""
         return self.positive != -jnp.inf
 
     @property
     def has_negative(self) -> Bool[Array, " n"]:
-        """Whether the anchor has a reference of another class; of `LOGSUMEXP` and `MAX`."""
+        """Whether the anchor has a reference of another class; always true of sums."""
         return self.negative != -jnp.inf
 
 
 class Reduction(NamedTuple):
     """How the values of the pairs of an anchor become one number."""
 
-    reduce: Callable[[Array, tuple[Array, ...], int, Array], tuple[Part, ...]]
+    reduce: Callable[[Array, tuple[Array, ...], int, Array], tuple[Any, ...]]
     """`(values, masks, axis, positions)` of a tile to the parts of each mask along an axis;
     `positions` are those of its rows."""
-    merge: Callable[[Part, Part], Part]
-    result: Callable[[Part], Any]
+    merge: Callable[[Any, Any], Any]
+    """Two parts to the part of all their pairs."""
+    result: Callable[[Any], Any]
+    """Of all pairs: what the loss gets."""
     share: Callable[[Array, Array, Array, Array], Array]
     """`(values, used, marks, positions)` to the derivatives by the values, which divisors divide.
     Values that are not used may be of any size."""
-    empty: Callable[[Array], Part]
+    empty: Callable[[Array], Any]
     """Zeros to the part of no pair."""
-    mark: Callable[[Part], Array] | None = None
+    mark: Callable[[Any], Array] | None = None
     """What the share of a pair depends on: the peak, or the position of the largest value."""
-    divisor: Callable[[Part], Array] | None = None
+    divisor: Callable[[Any], Array] | None = None
     """What the shares are divided by."""
 
 

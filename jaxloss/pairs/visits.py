@@ -13,7 +13,8 @@ kept but the parts.
 
 **Symmetry.** If the anchors are their own references, tile (J, I) is the transpose of tile (I, J).
 Only tiles on the diagonal and below it are visited. One below is reduced along its rows for block
-I, and along its columns for block J.
+I, and along its columns for block J. With an axis of devices, the rows of the batch are explicit
+references, and all tiles are visited.
 
 **Both directions.** Two towers need the statistics of each reference over all anchors, too. They
 come from the same tiles, reduced along their columns, and are merged into the parts of block J.
@@ -26,9 +27,9 @@ into one tile, its similarities are kept for the second visit.
 differentiate the backward pass. A `jax.custom_vjp` has no forward mode.
 
 **Devices.** Each device has its own anchors. References of all devices are gathered up to
-`GATHERED_BYTES`. Above that, or if they have statistics, they go around a ring: a device visits its
-anchors with the block at hand, and passes the block on. The statistics of a block travel with it,
-and in the backward pass its gradient.
+`GATHERED_BYTES`. Above that, or if they have statistics of their own, they go around a ring: a
+device visits its anchors with the block at hand, and passes the block on. The statistics of a block
+travel with it, and in the backward pass its gradient.
 """
 
 from __future__ import annotations

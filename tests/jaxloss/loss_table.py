@@ -73,6 +73,9 @@ class LossRow(FunctionRow):
     """The axis of the result of `reduction="none"`; None if the loss does not support it."""
     needs_positives: bool = False
     """Whether the loss is undefined for a sample without another sample of its class."""
+    degree: int = 0
+    """The power of the length of features with which similarities grow: 0 for cosines, 1 for
+    distances, 2 for squared distances and inner products."""
     constant: tuple[int, ...] = ()
     """The positions that the loss also depends on through a stop-gradient. Finite differences along
     them differ from the gradient."""
@@ -349,8 +352,8 @@ LOSSES = (
     loss_row(
         "margin_softmax", "logits", kwargs={"margin": -0.3, "scale": 1.7}, invalid=SCALE | ANGLE
     ),
-    of_pairs("nca", invalid=TEMPERATURE | BLOCKS),
-    of_pairs("prototypical", invalid=TEMPERATURE | BLOCKS | {"num_classes": (0,)}),
+    of_pairs("nca", degree=2, invalid=TEMPERATURE | BLOCKS),
+    of_pairs("prototypical", degree=2, invalid=TEMPERATURE | BLOCKS | {"num_classes": (0,)}),
     of_pairs(
         "supervised_contrastive", invalid=TEMPERATURE | BLOCKS | {"denominator": ("positives",)}
     ),
@@ -415,6 +418,7 @@ def variant(
         multi_hot=multi_hot or kind == "targets",
         terms=None if adapt is views else plain.terms if plain else "samples",
         needs_positives=bool(plain and plain.needs_positives) and not (adapt or multi_hot),
+        degree=plain.degree if plain else 0,
         constant=constant or (plain.constant if plain else ()),
     )
 

@@ -95,7 +95,8 @@ HYPERPARAMETERS = {
     "variance": (25.0, 0.0, 1.0),
     "covariance": (1.0, 0.0, 25.0),
 }
-"""Their values: the first is the plainest, and some are the ends of their ranges."""
+"""Their values: the first is the plainest, and some are the ends of their ranges. Another name has
+its default, twice and half of it."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,8 @@ def traced(row: LossRow) -> tuple[str, ...]:
 
 def numbers_in(row: LossRow) -> dict[str, tuple[float, ...]]:
     """The values of the scalar hyperparameters that may be traced."""
-    return {name: HYPERPARAMETERS[name] for name in traced(row) if name != "sample_margin"}
+    plain = {name: float(value) for name, value in numbers_of(row).items() if not value.ndim}
+    return {name: HYPERPARAMETERS.get(name, (x, 2 * x, x / 2)) for name, x in plain.items()}
 
 
 def programs_of(row: LossRow) -> list[tuple[str, int]]:
@@ -476,14 +478,12 @@ def largest_logit(row: LossRow, inputs: Inputs) -> Any:
         base = length * magnitude(lengths_of(weights.T)) + magnitude(bias)
         if "sum" in loss:
             base += 4 * length**2 * numbers["metric_weight"]
-    elif loss in ("nca", "prototypical"):
-        base = 4 * length**2
     elif loss == "dot_regression":
         base = length * (1 + magnitude(lengths_of(inputs.args[2].T))) ** 2
     elif loss.startswith("vicreg"):
         base = (1 + length) ** 2 * (numbers["invariance"] + numbers["variance"]) + length**4
     else:
-        base = 4.0
+        base = 4 * length**row.degree
     for name in ("margin", "sample_margin", "threshold", "angular_margin", "bias"):
         base += numbers.get(name, 0.0)
     if loss == "circle":
