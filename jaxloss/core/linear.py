@@ -293,7 +293,7 @@ def _cosine_gaps_jvp(
     return gaps, part(a, b, inverse_a, inverse_b, d_a) + part(b, a, inverse_b, inverse_a, d_b)
 
 
-@divided("rows")
+@divided(result="rows")
 def linear_logits(
     features: Float[Array, "n d"],
     weights: Float[Array, "d C"],
@@ -343,7 +343,7 @@ def largest_of_class(
     return jnp.max(products.reshape(products.shape[0], *weights.shape[1:]), axis=2)
 
 
-@divided("rows")
+@divided(result="rows")
 def cosine_logits(
     features: Float[Array, "n d"], weights: Float[Array, "d C *K"]
 ) -> Float[Array, "n C"]:

@@ -18,19 +18,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import (
     Any,
     Literal,
     NamedTuple,
     TypeAlias,
     TypeVar,
-    Union,
     get_args,
-    get_origin,
     get_type_hints,
+    overload,
 )
 
 import jax
@@ -49,17 +48,16 @@ Result: TypeAlias = Literal["loss", "losses of classes", "rows", "replicated"]
 """What a function returns: with `"loss"`, rows for `reduction="none"`, and else a scalar."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_COMMON = {
-    **dict.fromkeys(("where", "sample_weights"), ("n",)),
-    **dict.fromkeys(("references", "reference_labels", "reference_where", "key_where"), ("m",)),
-}
-"""The dimensions of the common keywords, where they are not annotated."""
 _AXIS_NAMES = ("axis_name", "class_axis_name")
 
 _reshard = getattr(jax, "reshard", None) or jax.sharding.reshard  # The latter before JAX 0.8.
 
 
-def divided(result: Result = "loss") -> Callable[[Function], Function]:
+@overload
+def divided(function: Function) -> Function: ...
+@overload
+def divided(*, result: Result = "loss") -> Callable[[Function], Function]: ...
+def divided(function: Any = None, *, result: Result = "loss") -> Any:
     """Decorates a loss of your own, so that devices divide its work on a mesh of Explicit axes.
 
     Signature, help and errors stay as they are. Without arrays that are sharded over Explicit axes,
@@ -67,23 +65,30 @@ def divided(result: Result = "loss") -> Callable[[Function], Function]:
     of the rows, and with `axis_name`.
 
     Args:
+      function: The loss. It takes `axis_name`. Which dimension of an argument is spread follows
+        from its jaxtyping annotation: rows are `"n ..."`, references `"m ..."`. Keys are `"m ..."`
+        in a function without `references`: the first n belong to the rows. If no annotation begins
+        with n, rows are named as the first dimension of the first argument. An argument without
+        such an annotation is spread as the one of its name in the losses of `jaxloss`, and else if
+        it is one of the first two. All others are copied to every device.
       result: `"loss"` for a function with `reduction`, whose result is a scalar, or rows `[n]` for
-        `"none"`; `"rows"`, if results are always spread like the rows; else `"replicated"`.
+        `"none"`; `"losses of classes"`, if these are `[C]`; `"rows"`, if results are always spread
+        like the rows; else `"replicated"`.
 
     Returns:
-      A decorator of functions with `axis_name`. Which dimension of an argument is spread follows
-      from its jaxtyping annotation: rows are `"n ..."`, references `"m ..."`. Keys are `"m ..."` in
-      a function with `key_where`. Without annotations, the first two arguments are rows.
+      The function; without one, a decorator.
 
     Raises:
-      ValueError: If `result` is unknown.
+      TypeError: If a loss does not take `axis_name`.
+      ValueError: If `result` is unknown. When called: if references or keys do not spread evenly
+        over the devices, and the function takes no mask with which they are filled up.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
       >>> from jax import Array
       >>> from jaxtyping import Float, Integer
       >>> from jaxloss.pairs import SUM, Statistic, compare
-      >>> @jaxloss.divided()
+      >>> @jaxloss.divided
       ... def contrastive_loss(features: Float[Array, "n d"], labels: Integer[Array, " n"], *,
       ...                      reduction="mean", axis_name=None):
       ...     pairs = compare(features, labels, similarity="negative_distance", axis_name=axis_name)
@@ -94,32 +99,49 @@ def divided(result: Result = "loss") -> Callable[[Function], Function]:
       >>> print(contrastive_loss(jnp.array([[0.0], [3.0], [3.5]]), jnp.array([0, 0, 1])))
       6.1666665
     """
-
     checks.choice("result", result, get_args(Result))
+    return partial(_divided, result) if function is None else _divided(result, function)
 
-    def decorate(function: Function) -> Function:
-        signature = inspect.signature(function)
-        flags = [k for k, value in signature.parameters.items() if isinstance(value.default, bool)]
 
-        @functools.wraps(function)
-        def on_any_mesh(*args: Any, **kwargs: Any) -> Any:
-            for name in flags:
-                checks.flag(name, kwargs.get(name, False))
-            mesh, is_sharded = _explicit_mesh((args, kwargs))
-            if mesh is None or any(kwargs.get(name) is not None for name in _AXIS_NAMES):
+def _divided(result: Result, function: Function) -> Function:
+    parameters = inspect.signature(function).parameters
+    is_own = _is_own(function)
+    flags = [k for k, p in parameters.items() if is_own and isinstance(p.default, bool)]
+    if result == "loss" and not _takes("axis_name", function):
+        raise TypeError(f"`{function.__name__}` must take `axis_name=None`, as all losses do")
+    if is_own:
+        _OWN.append(function)
+
+    @functools.wraps(function)
+    def on_any_mesh(*args: Any, **kwargs: Any) -> Any:
+        for name in flags:
+            checks.flag(name, kwargs.get(name, False))
+        mesh, is_sharded = _explicit_mesh((args, kwargs))
+        if mesh is None or any(kwargs.get(name) is not None for name in _AXIS_NAMES):
+            return function(*args, **kwargs)
+        if not is_sharded and isinstance(mesh, AbstractMesh):
+            # Arrays that the function makes must be on the mesh, too.
+            with jax.sharding.use_abstract_mesh(mesh):
                 return function(*args, **kwargs)
-            if not is_sharded and isinstance(mesh, AbstractMesh):
-                # Arrays that the function makes must be on the mesh, too.
-                with jax.sharding.use_abstract_mesh(mesh):
-                    return function(*args, **kwargs)
-            with _errors_of(function, args, kwargs):
-                given = signature.bind(*args, **kwargs).arguments
-                return _call(function, given, _Spread(mesh, *_axes_of(function, given)), result)
+        with _errors_of(function, args, kwargs):
+            given = inspect.signature(function).bind(*args, **kwargs).arguments
+            return _call(function, given, _Spread(mesh, *_axes_of(function, given)), result)
 
-        on_any_mesh._result = result  # pyright: ignore[reportAttributeAccessIssue]
-        return on_any_mesh  # pyright: ignore[reportReturnType]
+    on_any_mesh._result = result  # pyright: ignore[reportAttributeAccessIssue]
+    return on_any_mesh  # pyright: ignore[reportReturnType]
 
-    return decorate
+
+_OWN: list[Any] = []
+"""The decorated functions of the library, which tell what arguments of their names are."""
+
+
+def _is_own(function: Any) -> bool:
+    return getattr(function, "__module__", "").startswith("jaxloss.")
+
+
+def _takes(name: str, function: Any) -> bool:
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -> Function:
@@ -131,7 +153,7 @@ def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -
     it calls the loss under `jax.shard_map`.
 
     Args:
-      loss: A loss of `jaxloss`, a `functools.partial` of one, or any function with the same
+      loss: A loss of `jaxloss`, a `partial` of one, or any function with the same
         contract: rows first, labels second, and the common keywords.
       mesh: The devices.
       axis_name: The axis of the mesh, or a tuple of them, over which the batch is spread. Other
@@ -159,7 +181,7 @@ def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -
             f"`axis_name` must be among the axes of the mesh, {mesh.axis_names}, got {axis_name!r}"
         )
     fixed, function = {}, loss
-    while isinstance(function, functools.partial):
+    while isinstance(function, partial):
         if function.args:
             raise ValueError(f"`loss` must be a partial of keywords only, got {function}")
         fixed, function = {**function.keywords, **fixed}, function.func
@@ -178,6 +200,12 @@ def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -
                 raise ValueError(
                     f"`{first}` has {number[0]} rows, which do not spread evenly over the {size} "
                     f"devices of {axis_name!r}; fill them up with rows of where=False"
+                )
+            known = _arguments_of(function)[first]
+            if isinstance(known, _Argument) and known.sizes(scored)[:1] != ["n"]:
+                raise ValueError(
+                    f"`{first}`, the first argument, must have rows as its first dimension, "
+                    f'annotated as in Float[Array, "n d"], got {" or ".join(known.dims)!r}'
                 )
             return _call(function, given, spread, result or "loss")
 
@@ -217,25 +245,73 @@ class _Argument:
 
 @functools.lru_cache(maxsize=256)
 def _arguments_of(function: Any) -> dict[str, Any]:
-    """Of each parameter an `_Argument`, or a dict of them for the fields of a named tuple."""
+    """Of each parameter an `_Argument`, or a dict of them for the fields of a named tuple.
+
+    It has the dimensions of the annotation, or of the argument of this name in the losses of the
+    library. Without both, the first two arguments have rows.
+    """
+    annotated = _annotated_arguments(function)
+    parameters = [name for name in inspect.signature(function).parameters if name != "self"]
+    places = {name: _Argument(name, ("n",)) for name in parameters[:2]}
+    return {**places, **_arguments_of_the_library(), **annotated}
+
+
+@functools.lru_cache(maxsize=1)
+def _arguments_of_the_library() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for function in _OWN:
+        for name, argument in _annotated_arguments(function).items():
+            before = found.setdefault(name, argument)
+            if isinstance(before, _Argument) and isinstance(argument, _Argument):
+                dims = tuple(dict.fromkeys(before.dims + argument.dims))
+                found[name] = _Argument(name, dims)
+    return found
+
+
+def _annotated_arguments(function: Any) -> dict[str, Any]:
+    """Returns the arguments whose annotations have dimensions, with rows that are called n."""
+    hints = {name: _evaluated(hint, function) for name, hint in _annotations(function).items()}
+    rows, first = "n", next(iter(hints.values()), None)
+    begin = {dims.split()[0] for hint in hints.values() for dims in _dims(hint) if dims.split()}
+    if "n" not in begin and _dims(first) and not _is_own(function):
+        rows = (_dims(first)[0].split() or ["n"])[0]
+    found = {name: _annotated(name, hint, rows) for name, hint in hints.items()}
+    return {name: it for name, it in found.items() if isinstance(it, dict) or it.dims}
+
+
+def _annotations(function: Any) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
+
+
+def _evaluated(hint: Any, function: Any) -> Any:
+    """Returns an annotation that may be a string; None if only type checkers know its names."""
+    if not isinstance(hint, str):
+        return hint
+    plain = inspect.unwrap(function)
+    plain = plain if hasattr(plain, "__globals__") else type(plain).__call__
     try:
-        hints = get_type_hints(function)
-    except Exception:  # Of names that only type checkers know.
-        hints = {}
-    parameters = list(inspect.signature(function).parameters)
-    # Of a loss of one's own without annotations, only the places of its arguments are known.
-    found: dict[str, Any] = {name: _Argument(name, ("n",)) for name in parameters[:2]}
-    found |= {name: _Argument(name, dims) for name, dims in _COMMON.items()}
-    return found | {name: _annotated(name, hints[name]) for name in parameters if name in hints}
+        return eval(hint, getattr(inspect.unwrap(plain), "__globals__", {}))
+    except Exception:
+        return None
 
 
-def _annotated(name: str, hint: Any) -> Any:
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    dims = tuple(kind.dim_str for kind in kinds if hasattr(kind, "dim_str"))
-    for kind in kinds if dims else ():  # A tuple that takes the place of an array is spread.
+def _dims(hint: Any) -> tuple[str, ...]:
+    """Returns the dimensions of the arrays in an annotation."""
+    if hasattr(hint, "dim_str"):
+        return (hint.dim_str,)
+    return tuple(dims for kind in get_args(hint) for dims in _dims(kind))
+
+
+def _annotated(name: str, hint: Any, rows: str) -> Any:
+    found = [dims.split() for dims in _dims(hint)]
+    dims = tuple(" ".join(["n", *names[1:]] if names[:1] == [rows] else names) for names in found)
+    for kind in get_args(hint) if dims else ():  # A tuple that takes the place of an array.
         if isinstance(kind, type) and hasattr(kind, "_fields"):
             fields = get_type_hints(kind)
-            return {key: _annotated(name, value) for key, value in fields.items()} | {"": dims}
+            return {key: _annotated(name, value, rows) for key, value in fields.items()} | {
+                "": dims
+            }
     return _Argument(name, dims)
 
 
@@ -295,15 +371,17 @@ class _Spread(NamedTuple):
 
 def _call(function: Any, given: Mapping[str, Any], spread: _Spread, result: Result) -> Any:
     """Calls a function by `jax.shard_map`, with its arguments by name."""
-    accepted = set(inspect.signature(function).parameters)
     named: dict[str, Any] = {k: value for k, value in given.items() if k not in _AXIS_NAMES}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             named |= named.pop(name, {})
-            accepted |= {"axis_name"}
-    of_rows = result == "rows" or (result == "loss" and named.get("reduction") == "none")
+    default = getattr(inspect.signature(function).parameters.get("reduction"), "default", None)
+    reduction = named.get("reduction", default)
+    of_rows = result == "rows" or (result == "loss" and reduction == "none")
     names = dict(zip(_AXIS_NAMES, (spread.axes, spread.class_axes), strict=True))
-    names = {name: axes for name, axes in names.items() if axes is not None and name in accepted}
+    names = {
+        name: axes for name, axes in names.items() if axes is not None and _takes(name, function)
+    }
     arguments = _prepared(function, named, spread)
     leaves, structure = jax.tree.flatten(arguments)
     of = jax.tree.leaves(_named(function, arguments))
@@ -369,7 +447,7 @@ def _prepared(function: Any, arguments: Mapping[str, Any], spread: _Spread) -> d
     """
 
     def prepare(value: Any) -> Any:
-        if not isinstance(value, functools.partial):
+        if not isinstance(value, partial):
             return value
         return Partial(value.func, *value.args, **_prepared(value.func, value.keywords, spread))
 
@@ -390,7 +468,7 @@ def _prepared(function: Any, arguments: Mapping[str, Any], spread: _Spread) -> d
     if any(other != number for other in others):
         raise ValueError(f"{', '.join(of_references)} must have the same number of rows")
     mask, num_rows = "reference_where", 0
-    if "key_where" in inspect.signature(function).parameters:
+    if not _takes("references", function) or "keys" in found:
         mask, num_rows = "key_where", next(iter(counts["n"].values()))
         if number <= num_rows or num_rows % size or size == 1:
             return found
@@ -403,6 +481,11 @@ def _prepared(function: Any, arguments: Mapping[str, Any], spread: _Spread) -> d
         parts = (part.reshape(size, -1) for part in (places[:num_rows], places[num_rows:]))
         order = np.concatenate(list(parts), axis=1).reshape(-1)
     if missing and found.get(mask) is None:
+        if not _takes(mask, function):
+            raise ValueError(
+                f"`{next(iter(of_references))}` has {number} rows, which do not spread evenly over "
+                f"the {size} devices; let the function take `{mask}`, with which they are filled up"
+            )
         found[mask], of_references[mask] = jnp.ones(number, bool), number
 
     def fill(argument: _Argument, array: Any) -> Any:
@@ -472,8 +555,8 @@ def _is_array(leaf: Any) -> bool:
 
 def _arrays(arguments: Any) -> Iterator[Any]:
     """All arrays in a tree, and in the keywords of its partial functions."""
-    for leaf in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, functools.partial)):
-        if isinstance(leaf, functools.partial):
+    for leaf in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, partial)):
+        if isinstance(leaf, partial):
             yield from _arrays(leaf.keywords)
         elif _is_array(leaf):
             yield leaf

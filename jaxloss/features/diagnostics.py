@@ -22,7 +22,7 @@ class Discriminability(NamedTuple):
     ratio: Float[Array, ""]
 
 
-@divided("replicated")
+@divided(result="replicated")
 def discriminability(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

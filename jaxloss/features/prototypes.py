@@ -190,7 +190,7 @@ class PrototypeSeparation(NamedTuple):
     mean_largest_cosine: Float[Array, ""]
 
 
-@divided("replicated")
+@divided(result="replicated")
 def prototype_separation(prototypes: Float[Array, "d M"]) -> PrototypeSeparation:
     r"""The largest cosine of all pairs, and the mean over prototypes of their largest cosine.
 
@@ -229,7 +229,7 @@ def prototype_separation(prototypes: Float[Array, "d M"]) -> PrototypeSeparation
     return PrototypeSeparation(jnp.max(nearest), jnp.mean(nearest))
 
 
-@divided("replicated")
+@divided(result="replicated")
 def assign_prototypes(
     class_means: Float[Array, "d C"], prototypes: Float[Array, "d M"]
 ) -> Int32[Array, " C"]:

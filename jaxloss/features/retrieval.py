@@ -35,7 +35,7 @@ _SIMILARITIES: dict[str, Compared] = {
 }
 
 
-@divided("replicated")
+@divided(result="replicated")
 def retrieval_metrics(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

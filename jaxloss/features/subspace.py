@@ -16,7 +16,7 @@ from jaxloss.core.products import wide_product
 from jaxloss.core.sharding import divided
 
 
-@divided("rows")
+@divided(result="rows")
 def project_classifier(
     features: Float[Array, "n d"],
     weights: Float[Array, "d C"],
@@ -64,7 +64,7 @@ def project_classifier(
     return _split(features, weights, epsilon)[0]
 
 
-@divided("rows")
+@divided(result="rows")
 def project_complement(
     features: Float[Array, "n d"],
     weights: Float[Array, "d C"],
@@ -210,7 +210,7 @@ class SpectralBasis(NamedTuple):
     """Singular values λ, largest first. They are exactly 0 for null directions."""
 
 
-@divided("replicated")
+@divided(result="replicated")
 def spectral_basis(weights: Float[Array, "d C"]) -> SpectralBasis:
     r"""Left singular vectors and singular values of a classifier's weights.
 
@@ -248,7 +248,7 @@ def spectral_basis(weights: Float[Array, "d C"]) -> SpectralBasis:
     return basis
 
 
-@divided("rows")
+@divided(result="rows")
 def project_spectral_complement(
     features: Float[Array, "n d"],
     weights: Float[Array, "d C"],
@@ -308,7 +308,7 @@ def project_spectral_complement(
     return features - _weighted_projection(features, vectors, _spectral_weights(values, power))
 
 
-@divided("replicated")
+@divided(result="replicated")
 def spectral_overlap(
     weights: Float[Array, "d C"], power: Number, *, basis: SpectralBasis | None = None
 ) -> Float[Array, ""]:

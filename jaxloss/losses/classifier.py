@@ -68,7 +68,7 @@ class _OfLogits(NamedTuple):
     """Sum over the classes."""
 
 
-@divided()
+@divided
 def classifier_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

@@ -19,7 +19,7 @@ from jaxloss.pairs.queue import Queue
 from jaxloss.pairs.statistics import LOGSUMEXP, SUM, ByClass, Statistic, over_temperature
 
 
-@divided()
+@divided
 def supervised_contrastive_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"] | Real[Array, "n C"] | Bool[Array, "n C"],
@@ -106,10 +106,11 @@ def supervised_contrastive_loss(
     temperature = checks.in_range("temperature", temperature, pairs.dtype, above=0)
     params = jnp.asarray(temperature)
     bound = inverse_if_known(temperature) if normalize else None
-    logits, overlap = Statistic(LOGSUMEXP, over_temperature, bound=bound), Statistic(SUM, _overlap)
+    logits = Statistic(LOGSUMEXP, over_temperature, bound=bound, is_smooth=True)
+    overlap = Statistic(SUM, _overlap, is_smooth=True)
     if denominator == "all":
         sums, weights, weighted = pairs.statistics(
-            params, logits, overlap, Statistic(SUM, _weighted_logit)
+            params, logits, overlap, Statistic(SUM, _weighted_logit, is_smooth=True)
         )
         total_weight = jnp.where(sums.has_positive, weights.positive, 1)
         # A single positive is its own log-sum-exp, so that a small loss does not cancel.
@@ -118,7 +119,11 @@ def supervised_contrastive_loss(
         values = among_positives + softplus_where(defined, sums.negative - sums.positive)
     else:
         (sums, weights), (weighted,) = in_two_stages(
-            pairs.sides, params, (logits, overlap), _of_negatives, (Statistic(SUM, _weighted_loss),)
+            pairs.sides,
+            params,
+            (logits, overlap),
+            _of_negatives,
+            (Statistic(SUM, _weighted_loss, is_smooth=True),),
         )
         total_weight = jnp.where(sums.has_positive, weights.positive, 1)
         means = weighted.positive / total_weight

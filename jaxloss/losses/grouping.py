@@ -29,7 +29,7 @@ from jaxloss.core.sharding import divided
 Bound: TypeAlias = Literal["tight", "loose"]
 
 
-@divided()
+@divided
 def group_softmax_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
@@ -148,7 +148,7 @@ def _group_logits(
     return logits if bias is None else logits + (bias / num_groups)[None, None, :]
 
 
-@divided("rows")
+@divided(result="rows")
 def discriminative_groups(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

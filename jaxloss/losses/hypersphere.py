@@ -32,7 +32,7 @@ from jaxloss.core.linear import (
 from jaxloss.core.sharding import divided
 
 
-@divided("replicated")
+@divided(result="replicated")
 def update_class_means(
     class_means: Float[Array, "d C"],
     features: Float[Array, "n d"],
@@ -106,7 +106,7 @@ def _class_sums(
     return sum_over(jax.ops.segment_sum(rows, group, num_classes), axis_name)
 
 
-@divided("replicated")
+@divided(result="replicated")
 def class_balanced_lengths(
     labels: Integer[Array, " n"],
     num_classes: int,
@@ -153,7 +153,7 @@ def class_balanced_lengths(
     return jnp.where(sizes > 0, lengths, 1)
 
 
-@divided()
+@divided
 def prototype_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
@@ -204,7 +204,7 @@ def prototype_loss(
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
 
-@divided()
+@divided
 def dot_regression_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

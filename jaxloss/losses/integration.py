@@ -25,7 +25,7 @@ Transform: TypeAlias = Callable[[Array, Array], Array]
 _COMMON = ("where", "sample_weights", "reduction", "axis_name")
 
 
-@divided()
+@divided
 def sum_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
@@ -84,7 +84,7 @@ def sum_loss(
     )
 
 
-@divided()
+@divided
 def direct_sum_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
@@ -141,7 +141,7 @@ def direct_sum_loss(
     )
 
 
-@divided()
+@divided
 def spectral_sum_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

@@ -17,7 +17,7 @@ from jaxloss.pairs.queue import Queue
 from jaxloss.pairs.statistics import LOGSUMEXP, MAX, ByClass, Statistic, over_temperature
 
 
-@divided()
+@divided
 def nca_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
@@ -79,7 +79,7 @@ def nca_loss(
         axis_name=axis_name,
     )
     temperature = checks.in_range("temperature", temperature, pairs.dtype, above=0)
-    logits = Statistic(LOGSUMEXP, over_temperature)
+    logits = Statistic(LOGSUMEXP, over_temperature, is_smooth=True)
     (sums,) = pairs.statistics(jnp.asarray(temperature), logits)
     # −log(p / (p + q)) = softplus(log q − log p) does not cancel for a small loss.
     defined = sums.has_positive & sums.has_negative
@@ -90,7 +90,7 @@ def nca_loss(
     return pairs.reduce(values, sums.has_positive, sample_weights, reduction)
 
 
-@divided()
+@divided
 def multi_similarity_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
@@ -174,7 +174,7 @@ def multi_similarity_loss(
     if mining_margin is not None:
         margin = checks.in_range("mining_margin", mining_margin, pairs.dtype, at_least=0)
         pairs, mask = pairs.given(_mining_limits(pairs, margin)), _is_hard
-    logits = Statistic(LOGSUMEXP, _multi_similarity_logit, mask)
+    logits = Statistic(LOGSUMEXP, _multi_similarity_logit, mask, is_smooth=True)
     (sums,) = pairs.statistics(tuple(map(jnp.asarray, (alpha, beta, threshold))), logits)
     positive = softplus_where(sums.has_positive, sums.positive)
     negative = softplus_where(sums.has_negative, sums.negative)
@@ -194,7 +194,7 @@ def _multi_similarity_logit(
 
 def _mining_limits(pairs: Comparison, margin: Number) -> ByClass:
     """Returns the similarities below which positives and above which negatives are hard."""
-    (hardest,) = pairs.statistics((), Statistic(MAX, _hardness))
+    (hardest,) = pairs.statistics((), Statistic(MAX, _hardness, is_smooth=True))
     margin = jnp.asarray(margin, pairs.dtype)
     return lax.stop_gradient(ByClass(hardest.negative + margin, -hardest.positive - margin))
 
@@ -216,7 +216,7 @@ def _is_hard(
     return ~is_easy
 
 
-@divided()
+@divided
 def circle_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
@@ -284,7 +284,7 @@ def circle_loss(
     )
     margin = checks.in_range("margin", margin, pairs.dtype)
     scale = checks.in_range("scale", scale, pairs.dtype, above=0)
-    logits = Statistic(LOGSUMEXP, _circle_logit)
+    logits = Statistic(LOGSUMEXP, _circle_logit, is_smooth=True)
     (sums,) = pairs.statistics((jnp.asarray(margin), jnp.asarray(scale)), logits)
     defined = sums.has_positive & sums.has_negative
     values = softplus_where(defined, sums.positive + sums.negative)

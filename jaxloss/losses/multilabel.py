@@ -41,7 +41,7 @@ def _checked(
     return logits, targets, known
 
 
-@divided()
+@divided
 def sample_wise_loss(
     logits: Float[Array, "n C"],
     targets: Real[Array, "n C"] | Bool[Array, "n C"],
@@ -99,7 +99,7 @@ def sample_wise_loss(
     return reduce(values, defined, sample_weights, reduction, axis_name)
 
 
-@divided("losses of classes")
+@divided(result="losses of classes")
 def class_wise_loss(
     logits: Float[Array, "n C"],
     targets: Real[Array, "n C"] | Bool[Array, "n C"],
@@ -170,7 +170,7 @@ def class_wise_loss(
     return reduce(values, defined, None, reduction, None)
 
 
-@divided()
+@divided
 def two_way_loss(
     logits: Float[Array, "n C"],
     targets: Real[Array, "n C"] | Bool[Array, "n C"],
@@ -325,7 +325,7 @@ def _log_weights(
     return jnp.log(jnp.where(used, weights, 1)), targets
 
 
-@divided()
+@divided
 def multilabel_softmax_loss(
     logits: Float[Array, "n C"],
     targets: Real[Array, "n C"] | Bool[Array, "n C"],
@@ -375,7 +375,7 @@ def multilabel_softmax_loss(
     return reduce(values, defined, sample_weights, reduction, axis_name)
 
 
-@divided()
+@divided
 def asymmetric_loss(
     logits: Float[Array, "n C"],
     targets: Real[Array, "n C"] | Bool[Array, "n C"],
@@ -492,7 +492,7 @@ def _power(
     return jnp.exp(exponent * log_base)
 
 
-@divided()
+@divided
 def warp_loss(
     logits: Float[Array, "n C"],
     targets: Real[Array, "n C"] | Bool[Array, "n C"],
@@ -537,7 +537,7 @@ def warp_loss(
     return reduce(values, defined, sample_weights, reduction, axis_name)
 
 
-@divided()
+@divided
 def robust_multilabel_loss(
     logits: Float[Array, "n C"],
     targets: Real[Array, "n C"] | Bool[Array, "n C"],

@@ -43,7 +43,7 @@ from jaxloss.pairs.queue import Queue, reference_rows
 from jaxloss.pairs.rows import exact_center
 
 
-@divided()
+@divided
 def prototypical_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

@@ -25,7 +25,7 @@ from jaxloss.core.products import low_dtypes
 from jaxloss.core.sharding import divided
 
 
-@divided()
+@divided
 def proxy_anchor_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],
@@ -114,7 +114,7 @@ def proxy_anchor_loss(
     )
 
 
-@divided()
+@divided
 def proxy_nca_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

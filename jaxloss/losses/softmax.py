@@ -25,7 +25,7 @@ from jaxloss.core.sharding import divided
 from jaxloss.losses.margins import lowering, margins_of_samples
 
 
-@divided()
+@divided
 def softmax_loss(
     logits: Float[Array, "n C"],
     labels: Integer[Array, " n"],
@@ -79,7 +79,7 @@ def softmax_loss(
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
 
-@divided()
+@divided
 def margin_softmax_loss(
     logits: Float[Array, "n C"],
     labels: Integer[Array, " n"],
@@ -196,7 +196,7 @@ def cross_entropy(
     return nan_where_no_class(log_total - own, labels, valid, num_classes)
 
 
-@divided()
+@divided
 def sigmoid_loss(
     logits: Float[Array, "n C"],
     labels: Integer[Array, " n"] | Real[Array, "n C"] | Bool[Array, "n C"],

@@ -18,7 +18,7 @@ from jaxloss.pairs.fused import weighted_sum
 from jaxloss.pairs.statistics import LOGSUMEXP, SOFTPLUS, Statistic
 
 
-@divided()
+@divided
 def info_nce_loss(
     queries: Float[Array, "n d"],
     keys: Float[Array, "m d"],
@@ -97,7 +97,7 @@ def info_nce_loss(
     temperature = checks.in_range("temperature", temperature, dtype, above=0)
     bound = inverse_if_known(temperature) if normalize else None
     temperature = jnp.asarray(temperature, dtype)
-    logits = Statistic(LOGSUMEXP, lambda similarities, T: similarities / T, bound=bound)
+    logits = Statistic(LOGSUMEXP, lambda s, T: s / T, bound=bound, is_smooth=True)
     own = towers.own / temperature
     # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
     if symmetric:
@@ -109,7 +109,7 @@ def info_nce_loss(
     return towers.reduce(values, sample_weights=sample_weights, reduction=reduction)
 
 
-@divided()
+@divided
 def sigmoid_contrastive_loss(
     queries: Float[Array, "n d"],
     keys: Float[Array, "m d"],
@@ -178,7 +178,7 @@ def sigmoid_contrastive_loss(
     bias = checks.in_range("bias", bias, dtype)
     params = _Line(jnp.asarray(scale, dtype), jnp.asarray(bias, dtype))
     own = softplus(-_on_line(towers.own, params))
-    negatives, valid = Statistic(SOFTPLUS, _on_line), towers.sides.anchors.valid
+    negatives, valid = Statistic(SOFTPLUS, _on_line, is_smooth=True), towers.sides.anchors.valid
     if reduction == "none":
         (others,) = towers.statistics(params, negatives)
         return towers.reduce(own + others, sample_weights=sample_weights, reduction=reduction)

@@ -24,7 +24,7 @@ from jaxloss.pairs.visits import Sides, largest_of, rows_at
 Mining: TypeAlias = Literal["hard", "semihard", "all"]
 
 
-@divided()
+@divided
 def triplet_loss(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"],

@@ -19,7 +19,7 @@ from jaxloss.core.products import wide_product
 from jaxloss.core.sharding import divided
 
 
-@divided()
+@divided
 def vicreg_loss(
     first: Float[Array, "n d"],
     second: Float[Array, "n d"],
@@ -100,7 +100,7 @@ def vicreg_loss(
     return value * views.size if reduction == "sum" else value
 
 
-@divided()
+@divided
 def barlow_twins_loss(
     first: Float[Array, "n d"],
     second: Float[Array, "n d"],

@@ -2,7 +2,7 @@
 
 `compare` compares a batch with itself or with references, `compare_towers` queries with keys. A
 `Statistic` is a reduction (`LOGSUMEXP`, `MAX`, `SUM`, `SOFTPLUS`) of values of the pairs; a loss is
-a formula of statistics. Similarities of all pairs are never in memory at once.
+a formula of statistics. The similarities of a large batch are never in memory at once.
 """
 
 from jaxloss.pairs.comparison import Comparison, Towers, compare, compare_towers

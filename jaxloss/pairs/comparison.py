@@ -31,7 +31,7 @@ from jaxloss.core.linear import (
 from jaxloss.core.products import low_dtypes
 from jaxloss.pairs.queue import Queue, reference_rows
 from jaxloss.pairs.rows import Rows, Similarity, anchors_and_references, are_low, scaled
-from jaxloss.pairs.statistics import ByClass, Params, Statistic
+from jaxloss.pairs.statistics import ByClass, PairReduction, Params, Statistic
 from jaxloss.pairs.visits import Sides, in_both_directions, statistics_of
 
 
@@ -46,21 +46,21 @@ class Comparison(NamedTuple):
         """Returns statistics `[n]` over the pairs of each sample, all in one visit of the tiles.
 
         Args:
-          params: A pytree of float arrays that values depend on, such as a temperature.
+          params: A pytree of numbers or float arrays that values depend on, such as a temperature.
           *statistics: What to compute.
 
         Returns:
           For each statistic its number over the references of the sample's own class, and over
           those of other classes. They have gradients by the features, `params` and given numbers.
         """
-        return statistics_of(self.sides, params, statistics)
+        return statistics_of(self.sides, params, _checked(statistics))
 
     def given(self, numbers: Any) -> Comparison:
         """Returns the same comparison, with numbers that the values of a sample's pairs depend on.
 
         Args:
           numbers: Floats `[n]`, or a pytree of them, such as statistics of another call. Values
-            and masks get them as a fourth argument.
+            and masks of all statistics get them as a fourth argument. They replace earlier ones.
         """
         number = self.sides.anchors.valid.shape[0]
         for leaf in jax.tree.leaves(numbers):
@@ -84,9 +84,7 @@ class Comparison(NamedTuple):
           counts: bool `[n]`, the samples for which the loss is defined.
           sample_weights, reduction: The common keywords of `jaxloss`.
         """
-        sides = self.sides
-        mask = sides.anchors.valid & counts
-        return reduce(values, mask, sample_weights, reduction, sides.axis_name)
+        return _reduced(self.sides, values, counts, sample_weights, reduction)
 
 
 def compare(
@@ -127,7 +125,7 @@ def compare(
       ...                 axis_name=None):
       ...     pairs = compare(features, labels, where=where, axis_name=axis_name)
       ...     hard = Statistic(LOGSUMEXP, lambda s, same, scale: scale * jnp.where(same, -s, s))
-      ...     (sums,) = pairs.statistics(jnp.asarray(8.0), hard)
+      ...     (sums,) = pairs.statistics(8.0, hard)
       ...     counts = sums.has_positive & sums.has_negative
       ...     values = jax.nn.softplus(jnp.where(counts, sums.positive + sums.negative, 0))
       ...     return pairs.reduce(values, counts, sample_weights, reduction)
@@ -151,6 +149,27 @@ def compare(
     return Comparison(Sides(*rows, compared, None, False, block_size, axis_name), dtype)
 
 
+def _checked(statistics: tuple[Any, ...]) -> tuple[Statistic, ...]:
+    for statistic in statistics:
+        if not isinstance(statistic, Statistic) or not isinstance(
+            statistic.reduction, PairReduction
+        ):
+            raise TypeError(
+                "`statistics` must be of `Statistic(reduction, value)` with LOGSUMEXP, MAX, SUM or "
+                f"SOFTPLUS of `jaxloss.pairs`, got {statistic!r}"
+            )
+    return statistics
+
+
+def _reduced(sides: Sides, values: Any, counts: Any, sample_weights: Any, reduction: Any) -> Any:
+    mask = sides.anchors.valid
+    values = checks.floating("values", values, "n")
+    checks.same_rows("values", values, "features", mask)
+    counts = checks.row_mask(counts, "features", mask, name="counts")
+    mask = mask if counts is None else mask & counts
+    return reduce(values, mask, sample_weights, reduction, sides.axis_name)
+
+
 def _check_how(similarity: Any, block_size: Any) -> None:
     checks.choice("similarity", similarity, get_args(Similarity))
     checks.block_size(block_size)
@@ -162,6 +181,11 @@ class Towers(NamedTuple):
     sides: Sides
     own: Float[Array, " n"]
     """The similarity of each query and its own key."""
+
+    @property
+    def dtype(self) -> Any:
+        """Of values and statistics."""
+        return self.own.dtype
 
     @overload
     def statistics(
@@ -175,7 +199,7 @@ class Towers(NamedTuple):
         """Returns statistics over the other keys of each query, all in one visit of the tiles.
 
         Args:
-          params: A pytree of float arrays that values depend on.
+          params: A pytree of numbers or float arrays that values depend on.
           *statistics: Of `value(similarities, params)`; with `key_bias`, of
             `value(similarities, params, key_bias)`.
           of_keys: Whether to return those over the other queries of each key, too.
@@ -184,9 +208,10 @@ class Towers(NamedTuple):
           For each statistic an array `[n]`; with `of_keys`, these and as many arrays `[m]`.
         """
         if of_keys:
-            both = in_both_directions(self.sides, params, statistics)
+            both = in_both_directions(self.sides, params, _checked(statistics))
             return tuple(tuple(found.negative for found in side) for side in both)
-        return tuple(found.negative for found in statistics_of(self.sides, params, statistics))
+        found = statistics_of(self.sides, params, _checked(statistics))
+        return tuple(statistic.negative for statistic in found)
 
     def reduce(
         self,
@@ -196,9 +221,7 @@ class Towers(NamedTuple):
         reduction: Reduction = "mean",
     ) -> Float[Array, ""] | Float[Array, " n"]:
         """Reduces the losses of the queries that are valid and count, as `Comparison.reduce`."""
-        mask = self.sides.anchors.valid
-        mask = mask if counts is None else mask & counts
-        return reduce(values, mask, sample_weights, reduction, self.sides.axis_name)
+        return _reduced(self.sides, values, counts, sample_weights, reduction)
 
 
 def compare_towers(
@@ -241,7 +264,7 @@ def compare_towers(
       >>> images, texts = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.array([[2.0, 1.0], [0.0, 3.0]])
       >>> towers = compare_towers(images, texts, key_bias=jnp.array([0.0, 0.5]))
       >>> logits = Statistic(LOGSUMEXP, lambda s, scale, bias: scale * s + bias)
-      >>> (others,) = towers.statistics(jnp.asarray(2.0), logits)
+      >>> (others,) = towers.statistics(2.0, logits)
       >>> values = jax.nn.softplus(others - 2 * towers.own - jnp.array([0.0, 0.5]))
       >>> print(f"{towers.reduce(values):.4f}")
       0.2132
@@ -284,9 +307,9 @@ def compare_towers(
         if similarity in ("cosine", "inner") and not any(low):
             (queries, keys), compared = loaded, "inner"
     sides = Sides(
-        # Different positions, because no row of one tower is a row of the other.
-        Rows(queries, labels, valid, jnp.zeros_like(labels, jnp.int32)),
-        Rows(keys, key_labels, key_valid, jnp.ones_like(key_valid, jnp.int32), bias=key_bias),
+        Rows(queries, labels, valid, positions),
+        # None of them is that of a query: no row of one tower is a row of the other.
+        Rows(keys, key_labels, key_valid, ~own_positions(num_keys, axis_name), bias=key_bias),
         compared,
         (low[0], low[1]),
         True,

@@ -66,7 +66,7 @@ def make_queue(size: int, dim: int, dtype: DTypeLike = jnp.float32) -> Queue:
     return Queue(jnp.zeros((size, dim), dtype), jnp.full(size, -1, int), jnp.zeros((), jnp.int32))
 
 
-@divided("replicated")
+@divided(result="replicated")
 def push(
     queue: Queue,
     features: Float[Array, "n d"],

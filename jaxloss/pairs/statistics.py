@@ -48,16 +48,16 @@ class ByClass(NamedTuple):
 
     @property
     def has_positive(self) -> Bool[Array, " n"]:
-        """Whether the anchor has a reference of its own class; always true of sums."""
+        """Whether the anchor has a pair of its own class that counts; always true of sums."""
         return self.positive != -jnp.inf
 
     @property
     def has_negative(self) -> Bool[Array, " n"]:
-        """Whether the anchor has a reference of another class; always true of sums."""
+        """Whether the anchor has a pair of two classes that counts; always true of sums."""
         return self.negative != -jnp.inf
 
 
-class Reduction(NamedTuple):
+class PairReduction(NamedTuple):
     """How the values of the pairs of an anchor become one number."""
 
     reduce: Callable[[Array, tuple[Array, ...], int, Array], tuple[Any, ...]]
@@ -86,17 +86,21 @@ class Statistic(NamedTuple):
     float that is 0 for none. Numbers that are given for each anchor are a fourth argument.
     """
 
-    reduction: Reduction
+    reduction: PairReduction
     """`LOGSUMEXP`, `MAX`, `SUM` or `SOFTPLUS`."""
     value: Callable[..., Float[Array, "a b"]]
+    """Of each pair that counts. It may be infinite or have no derivative for the others."""
     mask: Callable[..., Bool[Array, "a b"]] | None = None
     """Which pairs count, a function of the same arguments; by default all of them."""
     bound: float | None = None
     """A number that is never below the absolute value. A small Python number saves a `LOGSUMEXP`
     its peaks; a wrong one overflows."""
+    is_smooth: bool = False
+    """Whether values of all pairs are finite and differentiable, those that do not count included:
+    of an anchor with itself, and of padding. It saves the engine to replace their similarities."""
 
 
-def reduction_of(statistic: Statistic) -> Reduction:
+def reduction_of(statistic: Statistic) -> PairReduction:
     """Returns the reduction, without peaks if the values are known to be small."""
     is_small = statistic.reduction is LOGSUMEXP and is_at_most(20, statistic.bound)
     return _LOGSUMEXP_OF_SMALL if is_small else statistic.reduction
@@ -157,7 +161,7 @@ def _sum_of(function: Callable[[Array, Array], Array]) -> Any:
     return reduce
 
 
-LOGSUMEXP = Reduction(
+LOGSUMEXP = PairReduction(
     _reduce_logsumexp,
     logsumexp.merge,
     logsumexp.result,
@@ -166,8 +170,8 @@ LOGSUMEXP = Reduction(
     mark=lambda part: or_zero(part.peak),
     divisor=lambda part: part.total,
 )
-"""`log Σ e^v`; -inf for no pair."""
-MAX = Reduction(
+"""`log Σ e^v`; -inf for no pair. A value of -inf counts as the lowest number of the dtype."""
+MAX = PairReduction(
     _reduce_max,
     _merge_max,
     lambda part: part.peak,
@@ -175,10 +179,13 @@ MAX = Reduction(
     empty=lambda zeros: Part(zeros - jnp.inf, zeros.astype(jnp.int32) + _NOWHERE),
     mark=lambda part: part.total,
 )
-"""The largest value; -inf for no pair. Of equal values, the first has the gradient."""
+"""The largest value; -inf for no pair. A value of -inf counts as in `LOGSUMEXP`.
+
+Of equal values, the first has the gradient. Which are equal after rounding may depend on the tiles.
+"""
 LARGEST = MAX._replace(result=lambda part: part)
 """`MAX` with its position as the total, without a gradient."""
-SUM = Reduction(
+SUM = PairReduction(
     _sum_of(lambda values, mask: jnp.where(mask, values, 0)),
     lambda a, b: Part(a.peak, a.total + b.total),
     lambda part: part.total,

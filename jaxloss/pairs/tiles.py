@@ -216,8 +216,9 @@ def reduced(plan: Plan, params: Params, tile: Tile, axis: int) -> State:
 
     def reduce(k: int) -> ByClass:
         reduction = reduction_of(plan.statistics[k])
-        values = _values(plan, k, tile, axis)(tile.similarities, params, *_numbers(tile, axis))
         used = _used(plan, k, tile, axis, params)
+        similarities = _of_pairs_that_count(plan, k, tile, used)
+        values = _values(plan, k, tile, axis)(similarities, params, *_numbers(tile, axis))
         if plan.of_towers:
             (negative,) = reduction.reduce(values, (used,), axis, tile.positions[axis])
             return ByClass(reduction.empty(jnp.zeros_like(negative.peak)), negative)
@@ -270,8 +271,21 @@ def _used(plan: Plan, k: int, tile: Tile, axis: int, params: Params) -> Bool[Arr
     mask = plan.statistics[k].mask
     if mask is None:
         return used
-    found = _values(plan, k, tile, axis, mask)
-    return used & found(tile.similarities, params, *_numbers(tile, axis))
+    found = _values(plan, k, tile, axis, mask)(tile.similarities, params, *_numbers(tile, axis))
+    if found.dtype != jnp.bool_:
+        raise TypeError(f"`mask` of a statistic must return bool, got {found.dtype}")
+    return used & found
+
+
+def _of_pairs_that_count(
+    plan: Plan, k: int, tile: Tile, used: Bool[Array, "a b"]
+) -> Float[Array, "a b"]:
+    """Returns the similarities, with a number in place of the others, such as an anchor's with
+    itself, at which values are often infinite or have no derivative.
+    """
+    if plan.statistics[k].is_smooth:
+        return tile.similarities
+    return jnp.where(used, tile.similarities, -1 if plan.similarity in _DISTANCES else 0)
 
 
 # Gradients ----
@@ -331,8 +345,10 @@ def pulled_back(
         alike = tile.given[1] is None or k < plan.without_given
         for at, group in enumerate([sides] if alike else [[side] for side in sides]):
             axis = group[0][1]
+            used = _used(plan, k, tile, axis, params)
+            similarities = _of_pairs_that_count(plan, k, tile, used)
             values, back = jax.vjp(
-                _values(plan, k, tile, axis), tile.similarities, params, *_numbers(tile, axis)
+                _values(plan, k, tile, axis), similarities, params, *_numbers(tile, axis)
             )
             shares = [_shares(plan, k, tile, params, values, of[k], along) for of, along in group]
             d_values, *d_others = back(sum(shares[1:], shares[0]))

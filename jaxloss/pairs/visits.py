@@ -9,7 +9,7 @@ A pairwise loss is a short formula on these numbers. With `v = s / T`, for examp
 
 **Forward.** The rows are cut into blocks. Each tile of similarities of blocks I and J is computed,
 reduced along its rows, merged into the parts of block I (`statistics`), and forgotten. Nothing is
-kept but the parts.
+kept but the parts, unless all pairs fit into one tile.
 
 **Symmetry.** If the anchors are their own references, tile (J, I) is the transpose of tile (I, J).
 Only tiles on the diagonal and below it are visited. One below is reduced along its rows for block
@@ -121,7 +121,7 @@ def largest_of(sides: Sides, value: Callable[..., Float[Array, "a b"]]) -> tuple
     """
     rows = lax.stop_gradient((sides.anchors, sides.references))
     sides = sides._replace(anchors=rows[0], references=rows[1])
-    (found,) = statistics_of(sides, (), (Statistic(LARGEST, value),))
+    (found,) = statistics_of(sides, (), (Statistic(LARGEST, value, is_smooth=True),))
     return ByClass(*(part.peak for part in found)), ByClass(*(part.total for part in found))
 
 
@@ -181,19 +181,46 @@ def prepared(
             ring = axis_name
     counterpart = anchors if references is None else references
     dtype = wide_dtype(anchors.features, counterpart.features)
-    numbers = (params, anchors.given, counterpart.bias)
-    params, given, bias = jax.tree.map(lambda leaf: leaf.astype(dtype), numbers)
-    anchors = anchors._replace(given=given)
-    if references is not None:
-        references = references._replace(bias=bias)
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params)
+    anchors = _with_numbers(anchors, dtype)
+    references = None if references is None else _with_numbers(references, dtype)
     params, anchors, references = vary_alike((params, anchors, references))
     shapes = anchors.labels.shape[0], counterpart.labels.shape[0]
     sizes = tile_sizes(*shapes, block_size, symmetric=references is None)
-    anchors = in_blocks(anchors, sizes[0])
-    references = None if references is None else in_blocks(references, sizes[1])
+    anchors = _in_blocks(anchors, sizes[0])
+    references = None if references is None else _in_blocks(references, sizes[1])
     low = (lows[0], lows[-1])
     plan = Plan(statistics, similarity, dtype, ring, of_references, low, of_towers)
     return plan, params, center, anchors, references
+
+
+def _with_numbers(rows: Rows, dtype: Any) -> Rows:
+    """Returns rows whose numbers can be divided by: invalid ones have those of a valid row."""
+    if not rows.valid.shape[0]:
+        return rows
+    some = jnp.argmax(rows.valid)
+
+    def filled(numbers: Float[Array, " n"]) -> Float[Array, " n"]:
+        numbers = numbers.astype(dtype)
+        number = jnp.where(rows.valid[some], lax.stop_gradient(numbers)[some], 1)
+        return jnp.where(rows.valid, numbers, number)
+
+    return rows._replace(
+        given=jax.tree.map(filled, rows.given), bias=jax.tree.map(filled, rows.bias)
+    )
+
+
+def _in_blocks(rows: Rows, size: int) -> Rows:
+    """Returns rows in blocks, padded with rows that are not valid, but have numbers of a row."""
+    blocks = in_blocks(rows._replace(given=None, bias=None), size)
+    padding = (0, -rows.valid.shape[0] % size)
+
+    def split(numbers: Float[Array, " n"]) -> Float[Array, "k a"]:
+        return in_blocks(jnp.pad(numbers, padding, mode="edge") if len(numbers) else numbers, size)
+
+    return blocks._replace(
+        given=jax.tree.map(split, rows.given), bias=jax.tree.map(split, rows.bias)
+    )
 
 
 def _joined(sides: Sides, results: Any) -> Any:

@@ -179,6 +179,76 @@ def biased_towers(
     return towers.reduce(jax.nn.softplus(rivals - own) + jax.nn.softplus(of_keys[:number] - own))
 
 
+@jaxloss.divided
+def hardest_keys(
+    queries: Rows,
+    keys: Float[Array, "m d"],
+    *,
+    key_where: Bool[Array, " m"] | None = None,
+    block_size: int | None = None,
+    axis_name: Any = None,
+):
+    """The largest similarity of each query to another key, and of each key to another query."""
+    towers = compare_towers(
+        queries, keys, key_where=key_where, block_size=block_size, axis_name=axis_name
+    )
+    (of_queries,), (of_keys,) = towers.statistics(
+        (), Statistic(MAX, lambda s, _: s * s), of_keys=True
+    )
+    return towers.reduce(of_queries * towers.own + of_keys[: queries.shape[0]] * towers.own**2)
+
+
+def dense_hardest_keys(q, k):
+    s = unit(q) @ unit(k).T
+    others = ~jnp.eye(len(q), len(k), dtype=bool)
+    by_query = jnp.max(s * s, axis=1, where=others, initial=-jnp.inf)
+    by_key = jnp.max(s * s, axis=0, where=others, initial=-jnp.inf)[: len(q)]
+    own = jnp.diagonal(s)
+    return jnp.mean(by_query * own + by_key * own**2)
+
+
+@jaxloss.divided
+def singular(
+    features: Rows,
+    labels: Labels,
+    *,
+    temperatures: Float[Array, " n"],
+    where: Bool[Array, " n"] | None = None,
+    block_size: int | None = None,
+    axis_name: Any = None,
+):
+    """Values that are infinite for an anchor with itself, and divide by a number of the anchor."""
+    pairs = compare(
+        features,
+        labels,
+        similarity="negative_squared_distance",
+        where=where,
+        block_size=block_size,
+        axis_name=axis_name,
+    ).given(temperatures)
+    distances = Statistic(SUM, lambda s, same, a, T: a * jnp.sqrt(-s) / T)
+    logs = Statistic(LOGSUMEXP, lambda s, same, a, T: -jnp.log(-s) / T)
+    sums, logits = pairs.statistics(1.5, distances, logs)
+    counts = logits.has_positive & logits.has_negative
+    values = sums.positive + jnp.where(counts, logits.negative - logits.positive, 0.0)
+    return pairs.reduce(values, counts)
+
+
+def dense_singular(x, y, temperatures, where=None):
+    squares = jnp.sum((x[:, None, :] - x[None, :, :]) ** 2, axis=2)
+    valid = jnp.ones(len(x), bool) if where is None else where
+    used = ~jnp.eye(len(x), dtype=bool) & valid[:, None] & valid[None, :]
+    squares = jnp.where(used, squares, 1.0)
+    divisor = jnp.where(valid, temperatures, 1.0)[:, None]
+    same = y[:, None] == y[None, :]
+    sums = jnp.sum(jnp.where(used & same, 1.5 * jnp.sqrt(squares) / divisor, 0.0), axis=1)
+    logits = -jnp.log(squares) / divisor
+    counts = (used & same).any(1) & (used & ~same).any(1)
+    gaps = among(logits, used & ~same) - among(logits, used & same)
+    losses = jnp.where(counts, sums + jnp.where(counts, gaps, 0.0), 0.0)
+    return jnp.sum(losses) / jnp.sum(counts, dtype=losses.dtype)
+
+
 def dense_biased_towers(q, k, bias):
     logits = 3.0 * unit(q) @ unit(k).T + bias[None, :]
     own = jnp.diagonal(logits)
@@ -211,6 +281,12 @@ CASES = {
         {"features": X, "labels": Y, "references": R, "reference_labels": L},
     ),
     "towers": (biased_towers, dense_biased_towers, {"queries": X, "keys": R, "key_bias": BIAS}),
+    "largest": (hardest_keys, dense_hardest_keys, {"queries": X, "keys": R}),
+    "singular": (
+        singular,
+        dense_singular,
+        {"features": X, "labels": Y, "temperatures": 1 + LEVELS**2},
+    ),
     "as many keys": (
         biased_towers,
         dense_biased_towers,
@@ -296,6 +372,40 @@ def test_losses_of_ones_own_keep_the_contract():
         check_loss(without_the_mask, rows)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("block_size", [None, 3])
+def test_numbers_of_rows_that_do_not_count_do_not_leak(block_size):
+
+    def of_both(loss, x, temperatures):
+        return loss(x, temperatures=temperatures)
+
+    where = np.arange(N) % 4 != 1
+    with enable_x64(True):
+        x, y, where = jnp.asarray(X), jnp.asarray(Y), jnp.asarray(where)
+        temperatures = jnp.where(where, 1 + LEVELS**2, jnp.nan)
+        run = partial(singular, labels=y, where=where, block_size=block_size)
+        dense = partial(dense_singular, y=y, where=where)
+        got, expected = (
+            jax.jit(jax.value_and_grad(partial(of_both, f), (0, 1)))(x, temperatures)
+            for f in (run, dense)
+        )
+    chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-11)
+    keys = np.where(np.arange(M)[:, None] == 9, np.nan, R)
+    bias, used = np.where(np.arange(M) == 9, np.nan, 1 + BIAS**2), np.arange(M) != 9
+
+    def loss(q, k, b):
+        towers = compare_towers(
+            q, k, key_bias=b, key_where=jnp.asarray(used), block_size=block_size
+        )
+        (sums,) = towers.statistics((), Statistic(LOGSUMEXP, lambda s, _, b: s / b))
+        return towers.reduce(sums)
+
+    arrays = [jnp.asarray(a, jnp.float32) for a in (X, keys, bias)]
+    value, gradients = jax.value_and_grad(loss, (0, 1, 2))(*arrays)
+    assert np.isfinite(value)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+
+
 def test_a_distance_of_zero_has_no_gradient():
     x = jnp.asarray(np.repeat(X[:2], 2, axis=0))
     value, gradient = jax.value_and_grad(of_distances)(x, jnp.array([0, 0, 0, 0]))
@@ -321,4 +431,109 @@ def test_wrong_arguments_are_named():
     with raises(ValueError, "`keys` must have shape .* with m at least 8"):
         compare_towers(x, x[:3])
     with raises(ValueError, "`result` must be one of"):
-        jaxloss.divided(wrong)
+        jaxloss.divided(result=wrong)
+    with raises(TypeError, "`without` must take `axis_name=None`"):
+
+        @jaxloss.divided
+        def without(features, labels):
+            return features
+
+    pairs, towers = compare(x, y), compare_towers(x, x)
+
+    def own(s: Any, same: Any, _: Any) -> Any:
+        return s
+
+    for statistic in (own, Statistic(wrong, own)):
+        for compared in (pairs, towers):
+            with raises(TypeError, r"`statistics` must be of `Statistic\(reduction, value\)`"):
+                compared.statistics((), statistic)
+    with raises(TypeError, "`mask` of a statistic must return bool, got float32"):
+        pairs.statistics((), Statistic(SUM, own, mask=own))
+    with raises(ValueError, r"`values` must have shape \[n\], got \(8, 8\)"):
+        pairs.reduce(x @ x.T, y >= 0)
+    with raises(TypeError, "`counts` must have dtype bool"):
+        pairs.reduce(x[:, 0], x[:, 0])  # pyright: ignore[reportArgumentType]
+    with raises(ValueError, "`counts` and `features` must have the same number of rows"):
+        towers.reduce(x[:, 0], y[:3] >= 0)
+
+
+class OwnLoss:
+    """Losses whose annotations say less, or other letters, each as `nca_loss`."""
+
+    @staticmethod
+    def other_letters(
+        embeddings: Float[Array, "b k"],
+        classes: Integer[Array, " b"],
+        *,
+        where: Bool[Array, " b"] | None = None,
+        reduction: Any = "mean",
+        axis_name: Any = None,
+    ):
+        options: Any = {"reduction": reduction, "axis_name": axis_name}
+        return jaxloss.nca_loss(embeddings, classes, where=where, **options)
+
+    @staticmethod
+    def of_arrays(
+        embeddings: jax.Array,
+        classes: "Unknown",  # noqa: F821  # pyright: ignore
+        *,
+        where: jax.Array | None = None,
+        reduction: Any = "mean",
+        axis_name: Any = None,
+    ):
+        return OwnLoss.other_letters(
+            embeddings, classes, where=where, reduction=reduction, axis_name=axis_name
+        )
+
+    @staticmethod
+    def of_anything(embeddings, classes, **options):
+        return jaxloss.nca_loss(embeddings, classes, **options)
+
+    def __call__(
+        self, features: Rows, labels: Labels, *, where=None, reduction="mean", axis_name=None
+    ):
+        return self.of_arrays(
+            features, labels, where=where, reduction=reduction, axis_name=axis_name
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["other_letters", "of_arrays", "of_anything", "__call__"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_annotations_that_say_less(name, reduction):
+    loss = OwnLoss() if name == "__call__" else getattr(OwnLoss, name)
+    x, y, where = jnp.asarray(X, jnp.float32), jnp.asarray(Y), jnp.arange(N) % 3 > 0
+    expected = jaxloss.nca_loss(x, y, where=where, reduction=reduction)
+    spread = jaxloss.sharded_loss(loss, mesh(), "batch")
+    got = jax.jit(partial(spread, reduction=reduction))(x, y, where=where)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    rows = NamedSharding(mesh(kind=AxisType.Explicit), P("batch"))
+    if name != "__call__":
+        arrays = jax.device_put((x, y, where), rows)
+        run = partial(jaxloss.divided(loss), reduction=reduction)
+        got = jax.jit(lambda x, y, where: run(x, y, where=where))(*arrays)
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+        assert reduction == "mean" or got.sharding.spec == P("batch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("m", [N, M, M + 1])
+def test_keys_without_annotations(m):
+    keys = np.concatenate([R, R[:1]])[:m]
+    q, k = jnp.asarray(X, jnp.float32), jnp.asarray(keys, jnp.float32)
+    ids = jnp.asarray(Y)
+    expected = jaxloss.info_nce_loss(q, k, ids=ids)
+    spread = jaxloss.sharded_loss(
+        lambda q, keys, **kw: jaxloss.info_nce_loss(q, keys, **kw), mesh(), "batch"
+    )
+    np.testing.assert_allclose(jax.jit(spread)(q, k, ids=ids), expected, rtol=1e-5)
+
+    def without_mask(queries: Rows, keys: Float[Array, "m d"], *, axis_name=None):
+        return jaxloss.info_nce_loss(queries, keys, axis_name=axis_name)
+
+    run = jax.jit(jaxloss.sharded_loss(without_mask, mesh(), "batch"))
+    if m == M + 1:
+        with raises(ValueError, "`keys` has 13 rows, .* over the 4 devices; .* take `key_where`"):
+            run(q, k)
+    else:
+        np.testing.assert_allclose(run(q, k), jaxloss.info_nce_loss(q, k), rtol=1e-5)
