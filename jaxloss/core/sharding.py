@@ -153,8 +153,9 @@ def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -
     it calls the loss under `jax.shard_map`.
 
     Args:
-      loss: A loss of `jaxloss`, a `partial` of one, or any function with the same
-        contract: rows first, labels second, and the common keywords.
+      loss: A loss of `jaxloss`, a `functools.partial` of one, or any function with the same
+        contract: rows first, labels second, and the common keywords. Which arguments are spread
+        follows from its annotations, as in `divided`.
       mesh: The devices.
       axis_name: The axis of the mesh, or a tuple of them, over which the batch is spread. Other
         axes hold copies, or the classes of `classifier_loss` with its `class_axis_name`.

@@ -443,7 +443,8 @@ def test_wrong_arguments_are_named():
     def own(s: Any, same: Any, _: Any) -> Any:
         return s
 
-    for statistic in (own, Statistic(wrong, own)):
+    wrong_ones: tuple[Any, ...] = (own, Statistic(wrong, own))
+    for statistic in wrong_ones:
         for compared in (pairs, towers):
             with raises(TypeError, r"`statistics` must be of `Statistic\(reduction, value\)`"):
                 compared.statistics((), statistic)
