@@ -252,6 +252,8 @@ def _arguments_of(function: Any) -> dict[str, Any]:
     library. Without both, the first two arguments have rows.
     """
     annotated = _annotated_arguments(function)
+    if _is_own(function):
+        return annotated
     parameters = [name for name in inspect.signature(function).parameters if name != "self"]
     places = {name: _Argument(name, ("n",)) for name in parameters[:2]}
     return {**places, **_arguments_of_the_library(), **annotated}

@@ -165,7 +165,7 @@ def _reduced(sides: Sides, values: Any, counts: Any, sample_weights: Any, reduct
     mask = sides.anchors.valid
     values = checks.floating("values", values, "n")
     checks.same_rows("values", values, "features", mask)
-    counts = checks.row_mask(counts, "features", mask, name="counts")
+    counts = checks.row_mask(counts, "features", sides.anchors.labels, name="counts")
     mask = mask if counts is None else mask & counts
     return reduce(values, mask, sample_weights, reduction, sides.axis_name)
 

@@ -47,12 +47,12 @@ class ByClass(NamedTuple):
     negative: Any
 
     @property
-    def has_positive(self) -> Bool[Array, " n"]:
+    def has_positive(self) -> Bool[Array, " *n"]:
         """Whether the anchor has a pair of its own class that counts; always true of sums."""
         return self.positive != -jnp.inf
 
     @property
-    def has_negative(self) -> Bool[Array, " n"]:
+    def has_negative(self) -> Bool[Array, " *n"]:
         """Whether the anchor has a pair of two classes that counts; always true of sums."""
         return self.negative != -jnp.inf
 
