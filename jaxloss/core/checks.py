@@ -103,25 +103,22 @@ def class_labels(
 ) -> Integer[Array, " n"]:
     """Returns the class indices of the rows of `scored`, at least 32 bits wide."""
     array = as_array(name, labels)
-    if array.ndim == 2 and array.shape[0] == scored.shape[0] and array.shape[1] > 1:
-        raise ValueError(
-            f"`{name}` must have shape {_brackets(shape)}, got {array.shape}; "
-            f"class indices of one-hot {name} are {name}.argmax(1)"
-        )
+    if array.ndim == 2 and array.shape[0] == scored.shape[0]:
+        not_multi_hot(name, array, shape=shape)
     array = integers(name, array, shape)
     same_rows(name, array, scored_name, scored)
     return array
 
 
-def not_multi_hot(name: str, labels: Any) -> Any:
+def not_multi_hot(name: str, labels: Any, *, shape: str = "n") -> Any:
     """Returns labels that are not checked yet, and raises if they have two axes."""
     if rank(labels) == 2:
         if labels.shape[1] > 1:
             raise ValueError(
-                f"`{name}` must have shape [n], got {tuple(labels.shape)}; "
+                f"`{name}` must have shape {_brackets(shape)}, got {tuple(labels.shape)}; "
                 f"class indices of one-hot {name} are {name}.argmax(1)"
             )
-        _check_rank(name, labels, "n")
+        _check_rank(name, labels, shape)
     return labels
 
 

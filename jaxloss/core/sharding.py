@@ -104,9 +104,8 @@ def divided(function: Any = None, *, result: Result = "loss") -> Any:
 
 
 def _divided(result: Result, function: Function) -> Function:
-    parameters = inspect.signature(function).parameters
-    is_own = _is_own(function)
-    flags = [k for k, p in parameters.items() if is_own and isinstance(p.default, bool)]
+    signature, is_own = inspect.signature(function), _is_own(function)
+    flags = [k for k, p in signature.parameters.items() if is_own and isinstance(p.default, bool)]
     if result == "loss" and not _takes("axis_name", function):
         raise TypeError(f"`{function.__name__}` must take `axis_name=None`, as all losses do")
     if is_own:
@@ -124,7 +123,7 @@ def _divided(result: Result, function: Function) -> Function:
             with jax.sharding.use_abstract_mesh(mesh):
                 return function(*args, **kwargs)
         with _errors_of(function, args, kwargs):
-            given = inspect.signature(function).bind(*args, **kwargs).arguments
+            given = signature.bind(*args, **kwargs).arguments
             return _call(function, given, _Spread(mesh, *_axes_of(function, given)), result)
 
     on_any_mesh._result = result  # pyright: ignore[reportAttributeAccessIssue]

@@ -30,7 +30,7 @@ from jaxloss.core.linear import (
 )
 from jaxloss.core.products import low_dtypes
 from jaxloss.pairs.queue import Queue, reference_rows
-from jaxloss.pairs.rows import Rows, Similarity, anchors_and_references, are_low, scaled
+from jaxloss.pairs.rows import DISTANCES, Rows, Similarity, anchors_and_references, are_low, scaled
 from jaxloss.pairs.statistics import ByClass, PairReduction, Params, Statistic
 from jaxloss.pairs.visits import Sides, in_both_directions, statistics_of
 
@@ -138,7 +138,7 @@ def compare(
     _check_how(similarity, block_size)
     dtype = wide_dtype(features, features if others is None else others[0])
     given, compared = (features, labels, valid, others, axis_name), similarity
-    if similarity in ("negative_squared_distance", "negative_distance"):
+    if similarity in DISTANCES:
         rows = anchors_and_references(*given)
     elif not are_low(features, others):
         rows = anchors_and_references(*given, normalize=similarity == "cosine", load=True)

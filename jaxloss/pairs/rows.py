@@ -14,6 +14,8 @@ from jaxloss.core.products import Low, low_dtypes, nearest
 
 Similarity: TypeAlias = Literal["inner", "cosine", "negative_squared_distance", "negative_distance"]
 """Of a pair: `x·y`, `x̂·ŷ`, `−‖x − y‖²`, `−‖x − y‖`."""
+DISTANCES = ("negative_squared_distance", "negative_distance")
+"""Of these: rows are compared relative to a center, and gradients need row sums."""
 Compared: TypeAlias = Similarity | Literal["negative_squared_distance_of_units"]
 """What the tiles compute. Cosines, and distances of unit vectors, are those of low-precision rows
 of which no square over- or underflows. Of others, unit vectors have them as inner products and

@@ -39,11 +39,10 @@ from jaxloss.core.linear import (
 )
 from jaxloss.core.logsumexp import Part
 from jaxloss.core.products import Low, rounded, row_products, times, wide_product
-from jaxloss.pairs.rows import Compared, Rows
+from jaxloss.pairs.rows import DISTANCES, Compared, Rows
 from jaxloss.pairs.statistics import ByClass, Params, Statistic, reduction_of
 
 _OF_UNITS = ("cosine", "negative_squared_distance_of_units")
-_DISTANCES = ("negative_squared_distance", "negative_distance")
 
 
 class Plan(NamedTuple):
@@ -285,7 +284,7 @@ def _of_pairs_that_count(
     """
     if plan.statistics[k].is_smooth:
         return tile.similarities
-    return jnp.where(used, tile.similarities, -1 if plan.similarity in _DISTANCES else 0)
+    return jnp.where(used, tile.similarities, -1 if plan.similarity in DISTANCES else 0)
 
 
 # Gradients ----
@@ -303,7 +302,7 @@ class RowGradient(NamedTuple):
 
 def no_gradient(plan: Plan, rows: Rows) -> RowGradient:
     """Returns the zero gradient of rows in blocks."""
-    sums = jnp.zeros_like(rows.valid, plan.dtype) if plan.similarity in _DISTANCES else None
+    sums = jnp.zeros_like(rows.valid, plan.dtype) if plan.similarity in DISTANCES else None
     numbers = jax.tree.map(jnp.zeros_like, (rows.given, rows.bias))
     return RowGradient(jnp.zeros_like(rows.features, plan.dtype), sums, numbers)
 
@@ -350,7 +349,7 @@ def pulled_back(
             values, back = jax.vjp(
                 _values(plan, k, tile, axis), similarities, params, *_numbers(tile, axis)
             )
-            shares = [_shares(plan, k, tile, params, values, of[k], along) for of, along in group]
+            shares = [_shares(plan, k, tile, used, values, of[k], along) for of, along in group]
             d_values, *d_others = back(sum(shares[1:], shares[0]))
             total = total + d_values
             others = jax.tree.map(jnp.add, (d_params, d_given[at], d_bias), tuple(d_others))
@@ -365,9 +364,15 @@ def pulled_back(
 
 
 def _shares(
-    plan: Plan, k: int, tile: Tile, params: Params, values: Array, factors: ByClass, axis: int
+    plan: Plan,
+    k: int,
+    tile: Tile,
+    used: Bool[Array, "a b"],
+    values: Array,
+    factors: ByClass,
+    axis: int,
 ) -> Float[Array, "a b"]:
-    """Returns the gradients of a tile's values."""
+    """Returns the gradients of a tile's values, of which some are used."""
 
     def select(positive: Array, negative: Array) -> Array:
         expand = partial(jnp.expand_dims, axis=axis)
@@ -375,7 +380,7 @@ def _shares(
             return expand(negative)
         return jnp.where(tile.positives, expand(positive), expand(negative))
 
-    reduction, used = reduction_of(plan.statistics[k]), _used(plan, k, tile, axis, params)
+    reduction = reduction_of(plan.statistics[k])
     marks: Any = 0  # The same for both sides of a tile: XLA then computes one share.
     if reduction.mark is not None:
         marks = select(factors.positive.peak, factors.negative.peak)
@@ -388,7 +393,7 @@ def times_rows(
     plan: Plan, d_tile: Float[Array, "a b"], rows: Float[Array, "_ d"], axis: int, numbers: Any
 ) -> RowGradient:
     """Returns `D X` for the axis 1, and `Dᵀ X` for the axis 0, with the sums of D along it."""
-    with_sums = plan.similarity in _DISTANCES
+    with_sums = plan.similarity in DISTANCES
     if with_sums and plan.is_low:
         # A matrix unit adds up, too, by columns of ones. GPUs like a multiple of eight of them.
         rows = jnp.concatenate([rows, jnp.ones_like(rows, shape=(rows.shape[0], 8))], axis=1)

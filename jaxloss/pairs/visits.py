@@ -49,7 +49,7 @@ from jaxloss.core.batch import AxisName, axis_size, gather, own_positions, pass_
 from jaxloss.core.blocks import in_blocks, joined, tile_sizes
 from jaxloss.core.linear import wide_dtype
 from jaxloss.core.products import Low, low_dtypes
-from jaxloss.pairs.rows import Compared, Rows, center_of, exact_center
+from jaxloss.pairs.rows import DISTANCES, Compared, Rows, center_of, exact_center
 from jaxloss.pairs.statistics import LARGEST, ByClass, Params, Statistic
 from jaxloss.pairs.tiles import (
     Loaded,
@@ -165,7 +165,7 @@ def prepared(
     # The other rows: an anchor that is not finite then reaches no other anchor.
     center, both = None, tuple(rows for rows in (anchors, references) if rows is not None)
     lows = low_dtypes(*(rows.features for rows in both)) if low is None else low[: len(both)]
-    if similarity in ("negative_squared_distance", "negative_distance"):
+    if similarity in DISTANCES:
         center = center_of(both[-1], axis_name)
         if any(lows):
             masked = (
