@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping
@@ -49,8 +50,11 @@ def _with_rules(check: _Check) -> _Check:
         textwrap.fill(f"* `{name}`: {statement}.", 98, subsequent_indent="  ")
         for name, statement in rows
     ]
-    table = textwrap.indent("\n".join(items), "    ")
-    check.__doc__ = (check.__doc__ or "").replace("    Args:", f"{table}\n\n    Args:", 1)
+    table = "\n".join(items) + "\n\nArgs:"
+    # Python 3.13 takes the indentation of docstrings away.
+    check.__doc__ = re.sub(
+        "^( *)Args:", lambda line: textwrap.indent(table, line[1]), check.__doc__ or "", flags=re.M
+    )
     return check
 
 
