@@ -85,12 +85,10 @@ def inverse_norms(
     x: Float[Array, "a b"], *, axis: int, skipped: Bool[Array, "c d"] | None = None
 ) -> InverseNorms:
     """Returns the inverse norms along `axis`; 1 and 0 for skipped vectors."""
-    limits = jnp.finfo(x.dtype)
     if skipped is not None:  # The same numbers, without a gradient where they are not finite.
         x = jnp.where(skipped, lax.stop_gradient(x), x)
     squared = jnp.sum(x * x, axis=axis, keepdims=True)
-    # False if a square has overflowed or underflowed, for NaN, and for a zero vector.
-    in_range = (squared > limits.tiny / limits.eps**2) & (squared <= limits.max)
+    in_range = _in_range(squared)
     in_range = in_range if skipped is None else in_range | skipped
     norms = lax.cond(
         jnp.all(in_range),
@@ -102,6 +100,12 @@ def inverse_norms(
         scale, relative = norms  # Of a row of NaN, which 0 times its scale would not remove.
         norms = InverseNorms(jnp.where(skipped, 1, scale), jnp.where(skipped, 0, relative))
     return norms
+
+
+def _in_range(squared: Float[Array, " *shape"]) -> Bool[Array, " *shape"]:
+    """False if a square has overflowed or underflowed, for NaN, and for a zero vector."""
+    limits = jnp.finfo(squared.dtype)
+    return (squared > limits.tiny / limits.eps**2) & (squared <= limits.max)
 
 
 def _scaled_inverse_norms(
@@ -216,11 +220,8 @@ def row_norms(x: Float[Array, "n d"], valid: Bool[Array, " n"]) -> Float[Array, 
 
     It reads the rows as they are. Zeros in place of the invalid ones would be another array.
     """
-    limits = jnp.finfo(x.dtype)
     squared = jnp.sum(x * x, axis=1)
-    # False if a square has overflowed or underflowed in a valid row, for NaN, and for a zero row.
-    in_range = (squared > limits.tiny / limits.eps**2) & (squared <= limits.max)
-    exact = jnp.all(in_range | ~valid)
+    exact = jnp.all(_in_range(squared) | ~valid)
     norms = lax.cond(exact, lambda squared, _: jnp.sqrt(squared), _scaled_norms, squared, x)
     return jnp.where(valid, norms, 0)
 
@@ -233,10 +234,7 @@ def _scaled_norms(_: Float[Array, " n"], x: Float[Array, "n d"]) -> Float[Array,
 
 
 @row_norms.defjvp
-def _row_norms_jvp(
-    primals: tuple[Float[Array, "n d"], Bool[Array, " n"]],
-    tangents: tuple[Float[Array, "n d"], Any],
-) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+def _row_norms_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     (x, valid), (d_x, _) = primals, tangents
     norms = row_norms(x, valid)
     units = jnp.where(valid[:, None], x, 0) * inverse_or_zero(norms)[:, None]
@@ -272,10 +270,7 @@ def cosine_gaps(
 
 
 @cosine_gaps.defjvp
-def _cosine_gaps_jvp(
-    primals: tuple[Float[Array, "n d"], Float[Array, "n d"], Bool[Array, " n"]],
-    tangents: tuple[Float[Array, "n d"], Float[Array, "n d"], Any],
-) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+def _cosine_gaps_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     """`∂(1 − cos)/∂a = (cos · â − b̂) / ‖a‖`, in one pass over both factors."""
     (a, b, valid), (d_a, d_b, _) = primals, tangents
     gaps = cosine_gaps(a, b, valid)

@@ -185,19 +185,16 @@ def _cholesky(
     requested = jnp.where(jnp.isnan(rounding), jnp.nan, requested)
     floor = jnp.maximum(jnp.maximum(requested, rounding), limits.tiny**0.5)
 
+    def shifted(used: Float[Array, ""]) -> tuple[Float[Array, "k k"], Float[Array, ""]]:
+        return jnp.linalg.cholesky(gram + used * identity), used
+
     def indefinite(state: tuple[Float[Array, "k k"], Float[Array, ""]]) -> Bool[Array, ""]:
         factor, used = state
         # Pivot by pivot: a minimum over many of them need not keep a NaN.
         definite = jnp.all(jnp.diagonal(factor) ** 2 > limits.eps * largest)
         return ~definite & (used < floor)
 
-    def increase(
-        _: tuple[Float[Array, "k k"], Float[Array, ""]],
-    ) -> tuple[Float[Array, "k k"], Float[Array, ""]]:
-        return jnp.linalg.cholesky(gram + floor * identity), floor
-
-    first = (jnp.linalg.cholesky(gram + requested * identity), requested)
-    factor, used = lax.while_loop(indefinite, increase, first)
+    factor, used = lax.while_loop(indefinite, lambda _: shifted(floor), shifted(requested))
     return factor, jnp.where(used > constant, used, epsilon)
 
 
@@ -305,7 +302,8 @@ def project_spectral_complement(
         return features - _spectral_part(features, weights, jnp.asarray(power, weights.dtype))
     basis = spectral_basis(weights) if basis is None else basis
     vectors, values = _checked_basis(basis, weights)
-    return features - _weighted_projection(features, vectors, _spectral_weights(values, power))
+    weighted = vectors * _spectral_weights(values, power)[None, :]
+    return features - _through(features, weighted, vectors)
 
 
 @divided(result="replicated")
@@ -385,15 +383,6 @@ def _spectral_weights(values: Float[Array, " r"], power: Number) -> Float[Array,
     return jnp.where(null, 0, (jnp.where(null, largest, values) / largest) ** power)
 
 
-def _weighted_projection(
-    features: Float[Array, "n d"],
-    vectors: Float[Array, "d r"],
-    spectral_weights: Float[Array, " r"],
-) -> Float[Array, "n d"]:
-    """Returns `X U diag(w) Uᵀ`."""
-    return _through(features, vectors * spectral_weights[None, :], vectors)
-
-
 def _through(
     features: Float[Array, "n d"], left: Float[Array, "d r"], right: Float[Array, "d r"]
 ) -> Float[Array, "n d"]:
@@ -414,14 +403,11 @@ def _spectral_part(
 ) -> Float[Array, "n d"]:
     """Returns `x U diag(λ̃^p) Uᵀ`, the part that the spectral complement removes."""
     (vectors, values), _ = _decompose(weights)
-    return _weighted_projection(features, vectors, _spectral_weights(values, power))
+    return _through(features, vectors * _spectral_weights(values, power)[None, :], vectors)
 
 
 @_spectral_part.defjvp
-def _spectral_part_jvp(
-    primals: tuple[Float[Array, "n d"], Float[Array, "d C"], Float[Array, ""]],
-    tangents: tuple[Float[Array, "n d"], Float[Array, "d C"], Float[Array, ""]],
-) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
+def _spectral_part_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     """Differentiates `h(WWᵀ)`, `h(a) = (a / a_max)^{p/2}`, as a function of a matrix.
 
     The formula of Daleckii and Krein has divided differences of h over pairs of eigenvalues. They
@@ -461,7 +447,7 @@ def _spectral_part_jvp(
         d_vectors += outside * to_null[None, :]
         d_part += _through(features, vectors * to_null[None, :], outside)
     d_part += _through(features, d_vectors, vectors)
-    return _weighted_projection(features, vectors, spectral_weights), d_part
+    return _through(features, vectors * spectral_weights[None, :], vectors), d_part
 
 
 def _divided_differences(
