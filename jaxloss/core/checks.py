@@ -52,22 +52,14 @@ def integers(name: str, value: Any, shape: str) -> Integer[Array, " ..."]:
 def columns(name: str, value: Any, shape: str, dim: int, source: str) -> Float[Array, "d _"]:
     """Returns `value` as a float array with `dim` rows, the number of features in `source`."""
     array = floating(name, value, shape)
-    if array.shape[0] != dim:
-        raise ValueError(
-            f"`{name}` must have shape {_brackets(shape)} with d = {dim} to match {source}, "
-            f"got {array.shape}"
-        )
+    same_size(name, array, shape, "d", dim, source)
     return array
 
 
 def reference_features(references: Any, features: Float[Array, "n d"]) -> Float[Array, "m d"]:
     """Returns `references` as a float array with the number of features of `features`."""
     array = floating("references", references, "m d")
-    if array.shape[1] != features.shape[1]:
-        raise ValueError(
-            f"`references` must have shape [m, d] with d = {features.shape[1]} to match `features` "
-            f"{features.shape}, got {array.shape}"
-        )
+    same_size("references", array, "m d", "d", features.shape[1], f"`features` {features.shape}")
     return array
 
 
@@ -80,6 +72,23 @@ def key_features(keys: Any, queries: Float[Array, "n d"]) -> Float[Array, "m d"]
             f"d = {queries.shape[1]} to match `queries` {queries.shape}, got {array.shape}"
         )
     return array
+
+
+def same_size(
+    name: str,
+    array: Shaped[Array, " ..."],
+    shape: str,
+    axis: str,
+    size: int,
+    source: str,
+    hint: str = "",
+) -> None:
+    """Raises unless an axis, one of the letters of `shape`, has its size in `source`."""
+    if array.shape[shape.split().index(axis)] != size:
+        raise ValueError(
+            f"`{name}` must have shape {_brackets(shape)} with {axis} = {size} to match {source}, "
+            f"got {array.shape}{hint}"
+        )
 
 
 def same_rows(
@@ -151,8 +160,7 @@ def class_sets(
     """Returns the multi-hot targets of the rows of `scored` as 1, 0, and -1 for unknown."""
     array = as_array(name, labels)
     _check_rank(name, array, shape)
-    if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        raise TypeError(f"`{name}` must be bool, integers or floats, got dtype {array.dtype}")
+    _check_real(name, array)
     same_rows(name, array, scored_name, scored)
     if array.dtype == jnp.bool_:
         return array.astype(jnp.int8)
@@ -165,8 +173,7 @@ def class_targets(
     """Returns the multi-label targets of `logits`, in the dtype of `logits`."""
     array = as_array(name, targets)
     _check_same_shape(name, array, "logits", logits, hint)
-    if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        raise TypeError(f"`{name}` must be bool, integers or floats, got dtype {array.dtype}")
+    _check_real(name, array)
     return array.astype(logits.dtype)
 
 
@@ -197,19 +204,12 @@ def classifier(
     With `sub_centres`, a class may have several weight vectors, of shape `[d, C, K]`.
     """
     weights = floating("weights", weights, "d C K" if sub_centres and rank(weights) == 3 else "d C")
-    if weights.shape[0] != features.shape[1]:
-        raise ValueError(
-            f"`weights` must have shape [d, C] with d = {features.shape[1]} to match `features` "
-            f"{features.shape}, got {weights.shape}; a Flax `kernel` has this layout, "
-            "a PyTorch `weight` is its transpose"
-        )
+    hint = "; a Flax `kernel` has this layout, a PyTorch `weight` is its transpose"
+    dim, source = features.shape[1], f"`features` {features.shape}"
+    same_size("weights", weights, "d C", "d", dim, source, hint)
     if bias is not None:
         bias = floating("bias", bias, "C")
-        if bias.shape[0] != weights.shape[1]:
-            raise ValueError(
-                f"`bias` must have shape [C] with C = {weights.shape[1]} to match `weights` "
-                f"{weights.shape}, got {bias.shape}"
-            )
+        same_size("bias", bias, "C", "C", weights.shape[1], f"`weights` {weights.shape}")
     return weights, bias
 
 
@@ -297,11 +297,9 @@ def in_range(
     """
     if isinstance(value, Tracer) and value.ndim == 0:
         return value.astype(dtype)
-    conditions = ["finite"]
-    conditions += [] if above is None else [f"above {above}"]
-    conditions += [] if at_least is None else [f"at least {at_least}"]
-    conditions += [] if below is None else [f"below {below}"]
-    text = f"`{name}` must be a scalar, {' and '.join(conditions)}, got {value!r}"
+    limits = {"above": above, "at least": at_least, "below": below}
+    conditions = [f" and {kind} {limit}" for kind, limit in limits.items() if limit is not None]
+    text = f"`{name}` must be a scalar, finite{''.join(conditions)}, got {value!r}"
     if isinstance(value, str | bytes | list | tuple | Tracer) or np.ndim(value) != 0:
         raise TypeError(text + _hint_of_param(name, value))
     try:
@@ -466,6 +464,11 @@ def _check_rank(name: str, array: Shaped[Array, " ..."], shape: str) -> None:
             f"`{name}` must have shape {_brackets(shape)} with {fixed[0]} at least 1, "
             f"got {array.shape}"
         )
+
+
+def _check_real(name: str, array: Shaped[Array, " ..."]) -> None:
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise TypeError(f"`{name}` must be bool, integers or floats, got dtype {array.dtype}")
 
 
 def _check_same_shape(

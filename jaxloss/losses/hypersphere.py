@@ -299,16 +299,8 @@ def _features_and_targets(
     column = jnp.where((labels < num_classes) & (column >= 0), column, num_prototypes)
     targets = prototypes[:, jnp.clip(column, 0, num_prototypes - 1)].T
     if lengths is not None:
-        lengths = _checked_lengths(lengths, num_classes).astype(targets.dtype)
-        targets = targets * lengths[in_range][:, None]
+        lengths = checks.floating("lengths", lengths, "C")
+        source = "`assignment` (or `prototypes` without it)"
+        checks.same_size("lengths", lengths, "C", "C", num_classes, source)
+        targets = targets * lengths.astype(targets.dtype)[in_range][:, None]
     return features, targets, column, valid
-
-
-def _checked_lengths(lengths: Any, num_classes: int) -> Float[Array, " C"]:
-    lengths = checks.floating("lengths", lengths, "C")
-    if lengths.shape[0] != num_classes:
-        raise ValueError(
-            f"`lengths` must have shape [C] with C = {num_classes} to match `assignment` (or "
-            f"`prototypes` without it), got {lengths.shape}"
-        )
-    return lengths
