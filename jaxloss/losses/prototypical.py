@@ -26,7 +26,7 @@ from jaxloss.core.batch import (
 )
 from jaxloss.core.blocks import classes_of_means
 from jaxloss.core.checks import Number
-from jaxloss.core.linear import widen
+from jaxloss.core.linear import negative_squared_distances, widen
 from jaxloss.core.logsumexp import Part, softplus
 from jaxloss.core.products import (
     Low,
@@ -286,10 +286,8 @@ def _tile(
     present = ((sizes > 0) & ~is_padding)[None, :]
     is_own = keys.anchors[:, None] == classes[None, :]
     products = row_products(anchors, means)
-    squared = squares[:, None] + jnp.sum(means * means, axis=1)[None, :] - 2 * products
-    # Clamp the value only: a clamped gradient has wrong second derivatives.
-    squared = squared + lax.stop_gradient(jnp.maximum(squared, 0) - squared)
-    logits = -squared if rows.scale is None else -squared * rows.scale
+    logits = negative_squared_distances(products, squares, jnp.sum(means * means, axis=1))
+    logits = logits if rows.scale is None else logits * rows.scale
     return _ClassTile(member, sizes, means, is_own & present, ~is_own & present, logits)
 
 
