@@ -7,7 +7,6 @@ symbol of `jax.export`, there is one block of all, because the number of blocks 
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import jax
@@ -84,14 +83,14 @@ def classes_of_means(num_classes: int, block_size: int | None, *, known: bool) -
 
 def in_blocks(arrays: Any, size: int) -> Any:
     """Returns every array `[n, ...]` as `[ceil(n / size), size, ...]`, padded with zeros."""
-    return jax.tree.map(partial(_blocks_of, size=size), arrays)
 
+    def blocks_of(array: Shaped[Array, " n *shape"]) -> Shaped[Array, "k a *shape"]:
+        missing = -array.shape[0] % size if array.shape[0] else size
+        if missing:
+            array = jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))
+        return array.reshape(-1, size, *array.shape[1:])
 
-def _blocks_of(array: Shaped[Array, " n *shape"], size: int) -> Shaped[Array, "k a *shape"]:
-    missing = -array.shape[0] % size if array.shape[0] else size
-    if missing:
-        array = jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))
-    return array.reshape(-1, size, *array.shape[1:])
+    return jax.tree.map(blocks_of, arrays)
 
 
 def joined(blocks: Any, number: int) -> Any:
