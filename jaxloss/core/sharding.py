@@ -18,19 +18,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import (
-    Any,
-    Literal,
-    NamedTuple,
-    TypeAlias,
-    TypeVar,
-    get_args,
-    get_type_hints,
-    overload,
-)
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_type_hints, overload
 
 import jax
 import jax.numpy as jnp
@@ -218,8 +210,21 @@ def _errors_of(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
     try:
         yield
     except (IndexError, TypeError, ValueError):
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        # Those of NumPy stay as they are, as some of them have no shape and type in JAX.
+        shapes = {
+            k: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            for k, leaf in enumerate(leaves)
+            if isinstance(leaf, jax.Array)
+        }
+
+        def call(arrays: dict[int, Any]) -> Any:
+            given = [arrays.get(k, leaf) for k, leaf in enumerate(leaves)]
+            args, kwargs = jax.tree.unflatten(structure, given)
+            return function(*args, **kwargs)
+
         try:
-            jax.eval_shape(*_abstract(function, args, kwargs))
+            jax.eval_shape(call, shapes)
         except Exception as error:
             raise error from None
         raise
@@ -272,18 +277,15 @@ def _arguments_of_the_library() -> dict[str, Any]:
 
 def _annotated_arguments(function: Any) -> dict[str, Any]:
     """Returns the arguments whose annotations have dimensions, with rows that are called n."""
-    hints = {name: _evaluated(hint, function) for name, hint in _annotations(function).items()}
+    parameters = inspect.signature(function).parameters.values()
+    annotations = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
+    hints = {name: _evaluated(hint, function) for name, hint in annotations.items()}
     rows, first = "n", next(iter(hints.values()), None)
     begin = {dims.split()[0] for hint in hints.values() for dims in _dims(hint) if dims.split()}
     if "n" not in begin and _dims(first) and not _is_own(function):
         rows = (_dims(first)[0].split() or ["n"])[0]
     found = {name: _annotated(name, hint, rows) for name, hint in hints.items()}
     return {name: it for name, it in found.items() if isinstance(it, dict) or it.dims}
-
-
-def _annotations(function: Any) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
 
 
 def _evaluated(hint: Any, function: Any) -> Any:
@@ -321,21 +323,19 @@ def _named(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns an `_Argument` for each leaf of the arguments of a function."""
     known = _arguments_of(function)
 
+    def of_leaves(argument: _Argument, value: Any) -> Any:
+        return jax.tree.map(lambda _: argument, value)
+
     def of(name: str, value: Any) -> Any:
         if isinstance(value, Partial):
             return Partial(value.func, *value.args, **_named(value.func, value.keywords))
         argument = known.get(name, _Argument(name, ()))
         if not isinstance(argument, dict):
-            return jax.tree.map(lambda _: argument, value)
+            return of_leaves(argument, value)
         if not hasattr(value, "_fields"):
-            return jax.tree.map(lambda _: _Argument(name, argument[""]), value)
+            return of_leaves(_Argument(name, argument[""]), value)
         fields = (argument.get(field, _Argument(name, ())) for field in value._fields)
-        return type(value)(
-            *(
-                jax.tree.map(lambda _, field=field: field, x)
-                for field, x in zip(fields, value, strict=True)
-            )
-        )
+        return type(value)(*map(of_leaves, fields, value))
 
     return {name: of(name, value) for name, value in arguments.items()}
 
@@ -380,10 +380,8 @@ def _call(function: Any, given: Mapping[str, Any], spread: _Spread, result: Resu
     default = getattr(inspect.signature(function).parameters.get("reduction"), "default", None)
     reduction = named.get("reduction", default)
     of_rows = result == "rows" or (result == "loss" and reduction == "none")
-    names = dict(zip(_AXIS_NAMES, (spread.axes, spread.class_axes), strict=True))
-    names = {
-        name: axes for name, axes in names.items() if axes is not None and _takes(name, function)
-    }
+    axes = zip(_AXIS_NAMES, (spread.axes, spread.class_axes), strict=True)
+    names = tuple(it for it in axes if it[1] is not None and _takes(it[0], function))
     arguments = _prepared(function, named, spread)
     leaves, structure = jax.tree.flatten(arguments)
     of = jax.tree.leaves(_named(function, arguments))
@@ -393,7 +391,7 @@ def _call(function: Any, given: Mapping[str, Any], spread: _Spread, result: Resu
     others = tuple((k, type(x), x) for k, x in enumerate(leaves) if k not in which)
     program = _Program(
         function,
-        tuple(names.items()),
+        names,
         structure,
         tuple(which),
         others,
@@ -525,18 +523,12 @@ def _axes_of(function: Any, given: Mapping[str, Any]) -> tuple[AxisName | None, 
     for name, argument in _named(function, given).items():
         array = given[name]
         if isinstance(array, jax.Array) and isinstance(argument, _Argument):
-            for k, (size, axes) in enumerate(
-                zip(argument.sizes(array), _spec(array), strict=False)
-            ):
+            spec = jax.typeof(array).sharding.spec
+            for k, (size, axes) in enumerate(zip(argument.sizes(array), spec, strict=False)):
                 if (size == "n" and not k) or (size == "C" and takes_class_axis):
                     found[size] = found[size] or _as_tuple(axes)
     rows = tuple(axis for axis in found["n"] if axis not in found["C"])
     return rows or None, found["C"] or None
-
-
-def _spec(array: jax.Array) -> tuple[Any, ...]:
-    """The Explicit axes of every dimension."""
-    return tuple(jax.typeof(array).sharding.spec)
 
 
 def _as_tuple(axes: Any) -> tuple[Any, ...]:
@@ -545,10 +537,7 @@ def _as_tuple(axes: Any) -> tuple[Any, ...]:
 
 def _size(mesh: Any, axes: AxisName | None) -> int:
     """The number of devices along the axes."""
-    size = 1
-    for axis in _as_tuple(axes):
-        size *= mesh.shape[axis]
-    return size
+    return math.prod(mesh.shape[axis] for axis in _as_tuple(axes))
 
 
 def _is_array(leaf: Any) -> bool:
@@ -562,23 +551,3 @@ def _arrays(arguments: Any) -> Iterator[Any]:
             yield from _arrays(leaf.keywords)
         elif _is_array(leaf):
             yield leaf
-
-
-def _abstract(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-    """A function of arrays, and their shapes and types without a sharding.
-
-    Those of NumPy stay as they are, as some of them have no shape and type in JAX.
-    """
-    leaves, structure = jax.tree.flatten((args, kwargs))
-
-    def call(arrays: dict[int, Any]) -> Any:
-        args, kwargs = jax.tree.unflatten(
-            structure, [arrays.get(number, leaf) for number, leaf in enumerate(leaves)]
-        )
-        return function(*args, **kwargs)
-
-    return call, {
-        number: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        for number, leaf in enumerate(leaves)
-        if isinstance(leaf, jax.Array)
-    }
