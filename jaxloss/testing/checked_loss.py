@@ -42,9 +42,13 @@ class Batch(NamedTuple):
         """Replaces rows of an argument, or all of it with `slice(None)`."""
         changed = self.args[position].copy()
         changed[rows] = value
-        return self._replace(
-            args=(*self.args[:position], changed, *self.args[position + 1 :]),
-        )
+        return self._replace(args=(*self.args[:position], changed, *self.args[position + 1 :]))
+
+    def with_args(self, positions: Sequence[int], rows: Any, value: Any) -> Batch:
+        batch = self
+        for position in positions:
+            batch = batch.with_arg(position, rows, value)
+        return batch
 
     def with_mask(self, rows: Any) -> Batch:
         where = self.where.copy()
@@ -86,21 +90,14 @@ class CheckedLoss:
         floats = [jnp.issubdtype(a.dtype, jnp.floating) for a in example]
         self.differentiable = tuple(k for k, is_float in enumerate(floats) if is_float)
         second = example[1]
-        kind: Literal["labels", "targets", "views"] = "labels"
-        if floats[1]:
-            kind = "views"
-        elif second.ndim > 1:
-            kind = "targets"
-        self.kind = kind
-        self.can_ignore = kind != "views" and np.issubdtype(second.dtype, np.signedinteger)
-        self.row_positions = (0, 1) if kind == "views" else (0,)
+        self.kind = "views" if floats[1] else "targets" if second.ndim > 1 else "labels"
+        self.can_ignore = np.issubdtype(second.dtype, np.signedinteger)
+        self.row_positions = (0, 1) if self.kind == "views" else (0,)
         """The positions of the arguments with rows of floats."""
-        parameters = list(inspect.signature(loss).parameters.values())
         names = [
             p.name
-            for p in parameters
-            if p.kind
-            in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            for p in inspect.signature(loss).parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
         self.names = [names[k] if k < len(names) else f"argument {k}" for k in range(len(example))]
         self._number_gradients = _jit(self._gradients_of_numbers)
@@ -152,20 +149,15 @@ class CheckedLoss:
 
         The factors are arrays, so that one program has the gradient of every reduction.
         """
-        axis = {} if axis_name is None else {"axis_name": axis_name}
+        common = {"where": where, "sample_weights": sample_weights}
+        common |= {} if axis_name is None else {"axis_name": axis_name}
 
         def total(values):
             merged = self.merge(args, values)
             for k in self.row_positions:
                 merged[k] = own_rows(merged[k])
             results = {
-                reduction: self.loss(
-                    *merged,
-                    where=where,
-                    sample_weights=sample_weights,
-                    reduction=reduction,
-                    **axis,
-                )
+                reduction: self.loss(*merged, reduction=reduction, **common)
                 for reduction in self.reductions
             }
             terms = [
@@ -226,12 +218,11 @@ class CheckedLoss:
             outputs = (results, gradients)
             return outputs if check_vma else jax.tree.map(lambda x: x[None], outputs)
 
-        def spec(reduction):
-            return P(_AXIS) if reduction == "none" and self.terms == "rows" else P()
-
         labels = P() if self.kind == "views" else P(_AXIS)
         arguments = [labels if k == 1 else P() for k in range(len(self.names))]
-        outputs: Any = ({reduction: spec(reduction) for reduction in self.reductions}, P())
+        outputs: Any = (dict.fromkeys(self.reductions, P()), P())
+        if self.terms == "rows":
+            outputs[0]["none"] = P(_AXIS)
         return _jit(
             jax.shard_map(
                 run,
@@ -359,10 +350,7 @@ def _narrow(n: int, array: np.ndarray) -> np.ndarray:
 
 def _jit(function: Callable[..., Any]) -> Any:
     # On a CPU, the programs are run a few times, and compile in two thirds of the time.
-    quick = {
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    }
+    quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     return jax.jit(function, compiler_options=quick if jax.default_backend() == "cpu" else None)
 
 
@@ -393,12 +381,7 @@ def first_line(error: Exception) -> str:
 
 
 def close(
-    what: str,
-    got: Any,
-    expected: Any,
-    batch: Batch,
-    rtol: float = 1e-10,
-    atol: float = 1e-12,
+    what: str, got: Any, expected: Any, batch: Batch, rtol: float = 1e-10, atol: float = 1e-12
 ) -> None:
     """Raises if a tree of arrays is not what it must be."""
     import chex
@@ -406,8 +389,7 @@ def close(
     try:
         chex.assert_trees_all_close(got, expected, rtol=rtol, atol=atol)
     except AssertionError as error:
-        pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
-        for a, b in pairs:
+        for a, b in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
             if a.shape != b.shape or not np.allclose(a, b, rtol, atol, equal_nan=True):
                 found = f"{what} is {text(a)}; expected {text(b)}"
                 raise Broken(found, batch) from error

@@ -40,10 +40,10 @@ _HUGE_LABEL = 10**6
 def _random_mask(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> Batch:
     """Some masked rows and ignored labels, and weights that differ."""
     n = batch.size
-    batch = batch.with_mask(rng.choice(n, n // 5, replace=False))
+    masked = rng.choice(n, n // 5, replace=False)
     if checked.can_ignore:
         batch = batch.with_arg(1, rng.choice(n, n // 6, replace=False), -1)
-    return batch._replace(sample_weights=rng.uniform(0.2, 2.0, n))
+    return _masked(batch, masked, rng)
 
 
 def _with_positives(checked: CheckedLoss, batch: Batch) -> Batch:
@@ -58,6 +58,11 @@ def _with_positives(checked: CheckedLoss, batch: Batch) -> Batch:
 def _some_rows(batch: Batch, rng: np.random.Generator) -> np.ndarray:
     """A quarter of the rows, and at least one."""
     return rng.choice(batch.size, max(1, batch.size // 4), replace=False)
+
+
+def _masked(batch: Batch, rows: Any, rng: np.random.Generator) -> Batch:
+    """Rows that are masked, and weights that differ."""
+    return batch.with_mask(rows)._replace(sample_weights=rng.uniform(0.2, 2.0, batch.size))
 
 
 def _ignored(checked: CheckedLoss, labels: np.ndarray) -> np.ndarray:
@@ -136,28 +141,21 @@ def _duplicates(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) ->
         ("all rows are equal", slice(None), row),
         ("all rows are equal or opposite", slice(None), signs * row),
     ):
-        changed = batch
-        for k in checked.row_positions:
-            changed = changed.with_arg(k, rows, value)
+        changed = batch.with_args(checked.row_positions, rows, value)
         check_finite(f"if {what}", checked.evaluate(changed), changed)
 
 
 def _zeros(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     batch = _with_positives(checked, batch)
-    rows = checked.row_positions
+    rows, every = checked.row_positions, slice(None)
     others = [k for k in checked.differentiable if k not in rows]
-
-    def zero(positions, which=slice(None), changed=batch):
-        for k in positions:
-            changed = changed.with_arg(k, which, 0.0)
-        return changed
-
-    cases = {
-        "some rows are zero": zero(rows, slice(None, None, 2)),
-        "all rows are zero": zero(rows),
-    }
-    cases |= {f"`{checked.names[k]}` is zero": zero([k]) for k in others}
-    for what, changed in (cases | {"all arrays are zero": zero([*rows, *others])}).items():
+    for what, positions, which in (
+        ("some rows are zero", rows, slice(None, None, 2)),
+        ("all rows are zero", rows, every),
+        *((f"`{checked.names[k]}` is zero", [k], every) for k in others),
+        ("all arrays are zero", [*rows, *others], every),
+    ):
+        changed = batch.with_args(positions, which, 0.0)
         check_finite(f"if {what}", checked.evaluate(changed), changed)
 
 
@@ -171,9 +169,8 @@ def _large_values(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) 
         signs * np.ones((n, width)),
         rng.choice([-1.0, 1.0], (n, width)),
     ):
-        changed = batch
-        for k in checked.row_positions:
-            changed = changed.with_arg(k, slice(None), _LARGE * rows.reshape(shape))
+        large = _LARGE * rows.reshape(shape)
+        changed = batch.with_args(checked.row_positions, slice(None), large)
         check_finite(f"for elements of ±{_LARGE:g}", checked.evaluate(changed), changed)
 
 
@@ -202,18 +199,19 @@ def _nothing_counts(checked: CheckedLoss, batch: Batch, rng: np.random.Generator
     args = tuple(a[:0] if k < 2 else a for k, a in enumerate(batch.args))
     none = Batch(args, batch.where[:0], batch.sample_weights[:0])
     value, gradients = checked.mean(none, none.args)
-    close("without rows, the mean", value, np.zeros_like(value), none, 0.0, 0.0)
-    expected = jax.tree.map(np.zeros_like, gradients)
-    close("without rows, the gradient", gradients, expected, none, 0.0, 0.0)
+    _close_to_zero("without rows, the mean", value, none)
+    _close_to_zero("without rows, the gradient", gradients, none)
 
 
 def _all_zero(checked: CheckedLoss, what: str, batch: Batch) -> None:
     result = checked.evaluate(batch, mean=1.0, sum=1.0)
     for reduction in ("mean", "sum"):
-        value = result.values[reduction]
-        close(f'{what} the "{reduction}"', value, np.zeros_like(value), batch, 0.0, 0.0)
-    expected = jax.tree.map(np.zeros_like, result.gradients)
-    close(f"{what} the gradient", result.gradients, expected, batch, 0.0, 0.0)
+        _close_to_zero(f'{what} the "{reduction}"', result.values[reduction], batch)
+    _close_to_zero(f"{what} the gradient", result.gradients, batch)
+
+
+def _close_to_zero(what: str, got: Any, batch: Batch) -> None:
+    close(what, got, jax.tree.map(np.zeros_like, got), batch, 0.0, 0.0)
 
 
 def _masks(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
@@ -236,7 +234,7 @@ def _masks(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None
 
 def _padding_leaks(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     rows = _some_rows(batch, rng)
-    masked = batch.with_mask(rows)._replace(sample_weights=rng.uniform(0.2, 2.0, batch.size))
+    masked = _masked(batch, rows, rng)
     expected = checked.evaluate(masked, mean=1.0, sum=0.3)
     _no_leak(checked, "a masked row", masked, rows, expected)
     weights = masked.sample_weights.copy()
@@ -251,9 +249,7 @@ def _padding_leaks(checked: CheckedLoss, batch: Batch, rng: np.random.Generator)
 
 def _no_leak(checked: CheckedLoss, where: str, batch: Batch, rows: Any, expected: Result) -> None:
     for poison in (np.nan, np.inf, -np.inf):
-        changed = batch
-        for k in checked.row_positions:
-            changed = changed.with_arg(k, rows, poison)
+        changed = batch.with_args(checked.row_positions, rows, poison)
         _same(checked, f"{poison} in {where}", changed, expected)
 
 
@@ -281,7 +277,7 @@ def _ignored_labels(checked: CheckedLoss, batch: Batch, rng: np.random.Generator
 def _hyperparameters(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     rows = _some_rows(batch, rng)
     batch = _with_positives(checked, batch)
-    masked = batch.with_mask(rows)._replace(sample_weights=rng.uniform(0.2, 2.0, batch.size))
+    masked = _masked(batch, rows, rng)
     expected = checked.number_gradients(masked)
     for name, gradient in expected.items():
         if not np.isfinite(gradient):
@@ -292,8 +288,7 @@ def _hyperparameters(checked: CheckedLoss, batch: Batch, rng: np.random.Generato
         for where, changed in (("masked", masked), ("negatively labelled", ignored)):
             if changed is None:
                 continue
-            for k in checked.row_positions:
-                changed = changed.with_arg(k, rows, poison)
+            changed = changed.with_args(checked.row_positions, rows, poison)
             got = checked.number_gradients(changed)
             for name, gradient in expected.items():
                 what = f"with {poison} in a {where} row the gradient of `{name}`"
@@ -311,12 +306,10 @@ def _zeros_of_none(checked: CheckedLoss, batch: Batch, rng: np.random.Generator)
     masked = _random_mask(checked, batch, rng).with_mask(_some_rows(batch, rng))
     out = ~masked.where | _ignored(checked, masked.args[1])
     poisoned = masked._replace(sample_weights=np.where(out, np.nan, masked.sample_weights))
-    for k in checked.row_positions:
-        poisoned = poisoned.with_arg(k, out, np.nan)
+    poisoned = poisoned.with_args(checked.row_positions, out, np.nan)
     for changed in (masked, poisoned):
         terms = checked.evaluate(changed).values["none"][out]
-        what = '"none" of rows that do not count'
-        close(what, terms, np.zeros_like(terms), changed, 0.0, 0.0)
+        _close_to_zero('"none" of rows that do not count', terms, changed)
 
 
 def _sums(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
@@ -421,14 +414,12 @@ def _reference(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> 
         return
     result = checked.evaluate(batch)
     by_torch = _torch_reference(checked, batch)
-    if by_torch is None:
-        value = np.asarray(checked.reference(*batch.args), np.float64)
-        close("the mean", result.values["mean"], value, batch, 1e-6, 1e-8)
-        return
-    value, gradients = by_torch
+    value = checked.reference(*batch.args) if by_torch is None else by_torch[0]
+    value = np.asarray(value, np.float64)
     close("the mean", result.values["mean"], value, batch, 1e-6, 1e-8)
-    pairs = zip(checked.differentiable, result.gradients, gradients, strict=True)
-    for k, got, expected in pairs:
+    if by_torch is None:
+        return
+    for k, got, expected in zip(checked.differentiable, result.gradients, by_torch[1], strict=True):
         close(f"the gradient of `{checked.names[k]}`", got, expected, batch, 1e-6, 1e-8)
 
 
@@ -553,9 +544,7 @@ def _uneven(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> Bat
     where = np.zeros((size, batch.size // size), bool)
     where[0], where[1, -1:] = True, True
     where[3:, 1:] = True
-    batch = batch._replace(
-        where=where.reshape(-1), sample_weights=rng.uniform(0.2, 2.0, batch.size)
-    )
+    batch = _masked(batch, ~where.reshape(-1), rng)
     return batch.with_arg(1, [-1], -1) if checked.can_ignore else batch
 
 
