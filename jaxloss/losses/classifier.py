@@ -54,6 +54,8 @@ from jaxloss.core.sharding import divided
 from jaxloss.losses.margins import lowering, margins_of_samples
 
 ClassSimilarity: TypeAlias = Literal["inner", "cosine"]
+_First: TypeAlias = Integer[Array, ""] | int
+"""The first class of a block."""
 _Carry = TypeVar("_Carry")
 
 
@@ -229,8 +231,8 @@ def _over_classes(
     class_axis_name: AxisName | None,
 ) -> _OfLogits:
     """Returns what the loss needs of the logits `β z`, also of classes on other devices."""
-    wide = wide_dtype(*jax.tree.leaves((features, weights, bias)))
-    low = low_dtypes(*jax.tree.leaves((features, weights, bias)))[:2]
+    arrays = jax.tree.leaves((features, weights, bias))
+    wide, low = wide_dtype(*arrays), low_dtypes(*arrays)[:2]
     features = features.astype(wide)
     if bias is not None:
         bias = bias.astype(wide)
@@ -293,6 +295,10 @@ def _merge(a: _OfSomeLogits, b: _OfSomeLogits) -> _OfSomeLogits:
     return _OfSomeLogits(a.target + b.target, logsumexp.merge(a.rest, b.rest), a.total + b.total)
 
 
+def _of_no_logits(zero: Float[Array, " n"]) -> _OfSomeLogits:
+    return _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero)
+
+
 def _rows(sums: _OfSomeLogits) -> _OfLogits:
     # A class that is left out has a logit of -inf, from which -inf cannot be subtracted.
     rest = logsumexp.finite_from_below(logsumexp.result(sums.rest))
@@ -317,22 +323,14 @@ def _class_vectors(
 
 
 def _logits(
-    features: Float[Array, "n d"],
-    weights: Float[Array, "d B *K"],
-    bias: Float[Array, " B"] | None,
-    similarity: ClassSimilarity,
+    products: Float[Array, "n _"], weights: Float[Array, "d B *K"], bias: Float[Array, " B"] | None
 ) -> Float[Array, "n B"]:
-    vectors, _ = _class_vectors(weights, features.dtype, similarity)
-    return _with_bias(largest_of_class(product_with_columns(features, vectors), weights), bias)
-
-
-def _with_bias(logits: Float[Array, "n B"], bias: Float[Array, " B"] | None) -> Float[Array, "n B"]:
+    """Returns the logits of classes from the products with their vectors."""
+    logits = largest_of_class(products, weights)
     return logits if bias is None else logits + bias[None, :]
 
 
-def _is_target(
-    labels: Integer[Array, " n"], first: Integer[Array, ""] | int, size: int
-) -> Bool[Array, "n B"]:
+def _is_target(labels: Integer[Array, " n"], first: _First, size: int) -> Bool[Array, "n B"]:
     """Returns which of the classes from `first` on is the target of a row."""
     classes = first + indices(size)
     return labels[:, None] == classes.astype(labels.dtype)[None, :]
@@ -345,16 +343,18 @@ def _one_block(
     weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None,
 ) -> _OfLogits:
-    logits = _logits(features, weights, bias, similarity)
+    vectors, _ = _class_vectors(weights, features.dtype, similarity)
+    logits = _logits(product_with_columns(features, vectors), weights, bias)
     return _rows(_sums(logits, _is_target(labels, 0, weights.shape[1])))
 
 
-def _visit_blocks(block_size: int, similarity: ClassSimilarity, *arguments: Any) -> _OfLogits:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _in_blocks(block_size: int, similarity: ClassSimilarity, *arguments: Any) -> _OfLogits:
     """Returns the same as `_one_block`, without logits of more than a block of classes."""
     return _rows_and_products(block_size, similarity, *arguments, keep=False)[0]
 
 
-def _visit_blocks_forward(
+def _forward(
     block_size: int, similarity: ClassSimilarity, *arguments: Any
 ) -> tuple[_OfLogits, Any]:
     values = jax.tree.map(lambda x: x.value, arguments, is_leaf=lambda x: hasattr(x, "perturbed"))
@@ -386,29 +386,24 @@ def _rows_and_products(
     """
 
     def visit(
-        carry: tuple[_OfSomeLogits, Array | None],
-        first: Integer[Array, ""] | int,
-        size: int,
-        _: None,
+        carry: tuple[_OfSomeLogits, Array | None], first: _First, size: int, _: None
     ) -> tuple[tuple[_OfSomeLogits, Array | None], InverseNorms | None]:
         sums, kept = carry
         block, block_bias = _block((weights, bias), first, size)
         vectors, norms = _class_vectors(block, features.dtype, similarity)
         products = wide_product(features, vectors)
         if kept is not None:
-            of_classes = products.reshape(-1, *block.shape[1:])
-            kept = _with_block(kept, of_classes, first)
-        logits = _with_bias(largest_of_class(products, block), block_bias)
+            kept = _with_block(kept, products.reshape(-1, *block.shape[1:]), first)
+        logits = _logits(products, block, block_bias)
         return (_merge(sums, _sums(logits, _is_target(labels, first, size))), kept), norms
 
-    zero = jnp.zeros_like(features, shape=labels.shape)
-    nothing = _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero)
+    nothing = _of_no_logits(jnp.zeros_like(features, shape=labels.shape))
     carry = (nothing, _empty_gradient(weights) if keep else None)
     (sums, kept), norms = _over_blocks(visit, carry, weights.shape[1], block_size)
     return _rows(sums), kept, norms
 
 
-def _visit_blocks_backward(
+def _backward(
     block_size: int, similarity: ClassSimilarity, residuals: Any, cotangents: _OfLogits
 ) -> tuple[Any, None, Any, Any]:
     features, labels, weights, bias, rest, kept, norms = residuals
@@ -419,10 +414,7 @@ def _visit_blocks_backward(
     columns = features.T
 
     def visit(
-        gradients: Any,
-        first: Integer[Array, ""] | int,
-        size: int,
-        norms: InverseNorms | None,
+        gradients: Any, first: _First, size: int, norms: InverseNorms | None
     ) -> tuple[Any, None]:
         d_features, d_weights, d_bias = gradients
         block, block_bias = _block((weights, bias), first, size)
@@ -434,10 +426,7 @@ def _visit_blocks_backward(
             products = wide_product(features, vectors)
         else:
             products = flat_columns(_block(d_weights, first, size))[: features.shape[0]]
-        largest, to_products = jax.vjp(lambda products: largest_of_class(products, block), products)
-        logits = _with_bias(largest, block_bias)
-        d_logits = _d_logits(logits, rest, is_target, cotangents)
-        (d_products,) = to_products(d_logits)
+        d_products, d_logits = _slopes(products, block, block_bias, rest, is_target, cotangents)
         (d_block,) = pull_back(wide_product(columns, d_products))
         d_features = d_features + wide_product(d_products, vectors.T)
         d_weights = _with_block(d_weights, d_block, first)
@@ -453,8 +442,7 @@ def _visit_blocks_backward(
     return d_features, None, d_weights.astype(weights.dtype), d_bias
 
 
-_in_blocks = jax.custom_vjp(_visit_blocks, nondiff_argnums=(0, 1))
-_in_blocks.defvjp(_visit_blocks_forward, _visit_blocks_backward, symbolic_zeros=True)
+_in_blocks.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 # Blocks of low-precision rows ----
@@ -480,15 +468,6 @@ def _in_exact_blocks(kind: _Exact, *arrays: Any) -> _OfLogits:
     return _exact_forward(kind, *arrays)[0]
 
 
-class _Columns(NamedTuple):
-    """The weight vectors of a block of classes."""
-
-    vectors: Float[Array, "d _"]
-    """As they are, times powers of two for cosines."""
-    norms: _Norms | None
-    """None for inner products."""
-
-
 class _Norms(NamedTuple):
     """Of weight vectors for cosines."""
 
@@ -503,31 +482,28 @@ def _columns(
     low: Low,
     similarity: ClassSimilarity,
     norms: _Norms | None = None,
-) -> _Columns:
-    """Returns what is multiplied. Norms that are known are not computed again."""
+) -> tuple[Float[Array, "d _"], _Norms | None]:
+    """Returns what is multiplied, and norms for cosines. Known ones are not computed again."""
     vectors = flat_columns(block).astype(jnp.float32)
     if similarity == "cosine":
         powers = power_of_two_scale(vectors, axis=0) if norms is None else norms.powers[None, :]
         vectors = vectors * powers
         if norms is None:
             norms = _Norms(powers[0], inverse_norms_of_scaled(vectors, axis=0))
-    return _Columns(vectors if low is None else vectors.astype(low), norms)
+    return vectors if low is None else vectors.astype(low), norms
 
 
-def _exact_logits(
+def _exact_products(
     rows: Float[Array, "n d"],
     factors: Float[Array, " n"],
-    columns: _Columns,
-    block: Float[Array, "d B *K"],
-    bias: Float[Array, " B"] | None,
-) -> tuple[Float[Array, "n B"], Float[Array, "n _"], Callable[[Array], Any]]:
-    """Returns the logits, the factors of the products, and the gradient by what they multiply."""
+    vectors: Float[Array, "d _"],
+    norms: _Norms | None,
+) -> tuple[Float[Array, "n _"], Float[Array, "n _"]]:
+    """Returns the products, and by what those of the rows and vectors are multiplied in them."""
     of_products = factors[:, None]
-    if columns.norms is not None:
-        of_products = of_products * columns.norms.inverse[None, :]
-    products = row_products(rows, columns.vectors.T) * of_products
-    largest, to_products = jax.vjp(lambda products: largest_of_class(products, block), products)
-    return _with_bias(largest, bias), of_products, to_products
+    if norms is not None:
+        of_products = of_products * norms.inverse[None, :]
+    return row_products(rows, vectors.T) * of_products, of_products
 
 
 def _exact_forward(
@@ -541,11 +517,11 @@ def _exact_forward(
     low, block_size, similarity, is_near = kind
     rows = features if low[0] is None else features.astype(low[0])
 
-    def logits_of(first: Any, size: int) -> tuple[Array, Array, _Norms | None]:
+    def logits_of(first: _First, size: int) -> tuple[Array, Array, _Norms | None]:
         block, block_bias = _block((weights, bias), first, size)
-        columns = _columns(block, low[1], similarity)
-        logits = _exact_logits(rows, factors, columns, block, block_bias)[0]
-        return logits, _is_target(labels, first, size), columns.norms
+        vectors, norms = _columns(block, low[1], similarity)
+        products, _ = _exact_products(rows, factors, vectors, norms)
+        return _logits(products, block, block_bias), _is_target(labels, first, size), norms
 
     peak = None
     if is_near:
@@ -555,13 +531,12 @@ def _exact_forward(
         peak = lax.stop_gradient(jnp.maximum(peak, -10))
 
     def visit(
-        sums: _OfSomeLogits, first: Any, size: int, _: None
+        sums: _OfSomeLogits, first: _First, size: int, _: None
     ) -> tuple[_OfSomeLogits, _Norms | None]:
         logits, is_target, norms = logits_of(first, size)
         return _merge(sums, _sums(logits, is_target, peak)), norms
 
-    zero = jnp.zeros_like(factors)
-    nothing = _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero)
+    nothing = _of_no_logits(jnp.zeros_like(factors))
     sums, norms = _over_blocks(visit, nothing, weights.shape[1], block_size)
     found = _rows(sums)
     return found, (features, factors, labels, weights, bias, found.rest, norms)
@@ -572,20 +547,20 @@ def _exact_backward(kind: _Exact, residuals: Any, cotangents: _OfLogits) -> tupl
     features, factors, labels, weights, bias, rest, norms = residuals
     rows = features if low[0] is None else features.astype(low[0])
 
-    def visit(gradients: Any, first: Any, size: int, norms: _Norms | None) -> tuple[Any, None]:
+    def visit(gradients: Any, first: _First, size: int, norms: _Norms | None) -> tuple[Any, None]:
         d_features, d_weights, d_bias = gradients
         block, block_bias = _block((weights, bias), first, size)
-        columns = _columns(block, low[1], similarity, norms)
-        logits, of_products, to_products = _exact_logits(rows, factors, columns, block, block_bias)
-        d_logits = _d_logits(logits, rest, _is_target(labels, first, size), cotangents)
-        (d_products,) = to_products(d_logits)
+        vectors, norms = _columns(block, low[1], similarity, norms)
+        products, of_products = _exact_products(rows, factors, vectors, norms)
+        is_target = _is_target(labels, first, size)
+        d_products, d_logits = _slopes(products, block, block_bias, rest, is_target, cotangents)
         d_products = rounded(d_products * of_products, low[0] or low[1])
-        d_features = d_features + times(d_products, columns.vectors.T)
+        d_features = d_features + times(d_products, vectors.T)
         d_vectors = times(d_products.T, rows).T
-        if columns.norms is not None:
-            vectors = columns.vectors.astype(d_vectors.dtype)
-            d_vectors = tangential(d_vectors, vectors, columns.norms.inverse[None, :], axis=0)
-            d_vectors = d_vectors * columns.norms.powers[None, :]
+        if norms is not None:
+            vectors = vectors.astype(d_vectors.dtype)
+            d_vectors = tangential(d_vectors, vectors, norms.inverse[None, :], axis=0)
+            d_vectors = d_vectors * norms.powers[None, :]
         d_weights = _with_block(d_weights, d_vectors.reshape(block.shape), first)
         if d_bias is not None:
             d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
@@ -602,29 +577,36 @@ def _exact_backward(kind: _Exact, residuals: Any, cotangents: _OfLogits) -> tupl
 _in_exact_blocks.defvjp(_exact_forward, _exact_backward)
 
 
-def _d_logits(
-    logits: Float[Array, "n B"],
+# Both kinds of blocks ----
+
+
+def _slopes(
+    products: Float[Array, "n _"],
+    weights: Float[Array, "d B *K"],
+    bias: Float[Array, " B"] | None,
     rest: Float[Array, " n"],
     is_target: Bool[Array, "n B"],
     cotangents: _OfLogits,
-) -> Float[Array, "n B"]:
+) -> tuple[Float[Array, "n _"], Float[Array, "n B"]]:
+    """Returns the gradients by the products and by the logits of a block of classes."""
+    logits, to_products = jax.vjp(lambda products: _logits(products, weights, bias), products)
     softmax = jnp.exp(jnp.where(is_target, 0, logits - rest[:, None]))
     of_rest = cotangents.rest[:, None] * softmax
-    return jnp.where(is_target, cotangents.target[:, None], of_rest) + cotangents.total[:, None]
+    d_logits = jnp.where(is_target, cotangents.target[:, None], of_rest) + cotangents.total[:, None]
+    return to_products(d_logits)[0], d_logits
 
 
-def _block(arrays: Any, first: Integer[Array, ""] | int, size: int) -> Any:
+def _block(arrays: Any, first: _First, size: int) -> Any:
     """Returns `size` of the classes, the second axis of the weights and the only one of a bias."""
     # Without the barrier, XLA on a CPU converts all of a bfloat16 array ahead of the loop.
     if on_cpu():
         arrays, first = lax.optimization_barrier((arrays, first))
     return jax.tree.map(
-        lambda array: lax.dynamic_slice_in_dim(array, first, size, min(1, array.ndim - 1)),
-        arrays,
+        lambda array: lax.dynamic_slice_in_dim(array, first, size, min(1, array.ndim - 1)), arrays
     )
 
 
-def _with_block(array: Array, block: Array, first: Integer[Array, ""] | int) -> Array:
+def _with_block(array: Array, block: Array, first: _First) -> Array:
     """Returns `array` with `block` in place of classes."""
     block = block.astype(array.dtype)
     return lax.dynamic_update_slice_in_dim(array, block, first, min(1, array.ndim - 1))
@@ -647,7 +629,7 @@ class _OfBlocks(NamedTuple):
 
 
 def _over_blocks(
-    visit: Callable[[_Carry, Integer[Array, ""] | int, int, Any], tuple[_Carry, Any]],
+    visit: Callable[[_Carry, _First, int, Any], tuple[_Carry, Any]],
     carry: _Carry,
     num_classes: int,
     block_size: int,
