@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,9 @@ from jaxloss.testing.checked_loss import (
     text,
     x64,
 )
+
+_Check: TypeAlias = Callable[[CheckedLoss, Batch, np.random.Generator], None]
+_Part: TypeAlias = Literal["", "devices", "dtypes"]
 
 _LARGE = 1e4
 _HUGE_LABEL = 10**6
@@ -75,6 +78,32 @@ def _ignored(checked: CheckedLoss, labels: np.ndarray) -> np.ndarray:
 # Rules ----
 
 
+class Rule(NamedTuple):
+    name: str
+    statement: str
+    advice: str
+    check: _Check
+    part: _Part
+
+
+RULES: list[Rule] = []
+
+
+def _rule(name: str, statement: str, advice: str, part: _Part = "") -> Callable[[_Check], _Check]:
+    """Adds a check to the rules."""
+
+    def add(check: _Check) -> _Check:
+        RULES.append(Rule(name, statement, advice, check, part))
+        return check
+
+    return add
+
+
+@_rule(
+    "jit",
+    "it must work under `jax.jit` and `jax.grad`, and return arrays of floats",
+    "correct the error; use `jnp.where` instead of `if` on the values of arrays",
+)
 def _under_jit(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     """Also finds out which reductions there are."""
     shapes = {}
@@ -115,6 +144,12 @@ def _call(loss: Any, args: Any, where: Any, sample_weights: Any) -> Any:
     return loss(*args, where=where, sample_weights=sample_weights)
 
 
+@_rule(
+    "float64",
+    "float64 inputs must be computed in float64",
+    "widen only float16 and bfloat16, for example by "
+    "`x.astype(jnp.promote_types(x.dtype, jnp.float32))`",
+)
 def _stays_float64(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     result = checked.evaluate(batch)
     for reduction, value in result.values.items():
@@ -127,11 +162,23 @@ def _stays_float64(checked: CheckedLoss, batch: Batch, rng: np.random.Generator)
         raise Broken("for float64 inputs all values are numbers of float32", batch)
 
 
+@_rule(
+    "finite",
+    "value and gradient must be finite for random rows",
+    "find the operation with `jax.config.update('jax_debug_nans', True)`; a root is not "
+    "differentiable at 0, as in the distance of a row from itself",
+)
 def _random_is_finite(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     batch = _with_positives(checked, batch)
     check_finite("for random rows", checked.evaluate(batch), batch)
 
 
+@_rule(
+    "duplicates",
+    "value and gradient must be finite if rows are equal or opposite",
+    "guard a root or a division at a distance of zero by a `jnp.where` inside and another one "
+    "outside: the gradient of a single one is NaN",
+)
 def _duplicates(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     batch = _with_positives(checked, batch)
     row, n = batch.args[0][0], batch.size
@@ -145,6 +192,11 @@ def _duplicates(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) ->
         check_finite(f"if {what}", checked.evaluate(changed), changed)
 
 
+@_rule(
+    "zeros",
+    "value and gradient must be finite if rows or other arrays are zero",
+    "guard a norm of zero by a `jnp.where` inside of the root, and again outside",
+)
 def _zeros(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     batch = _with_positives(checked, batch)
     rows, every = checked.row_positions, slice(None)
@@ -159,6 +211,12 @@ def _zeros(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None
         check_finite(f"if {what}", checked.evaluate(changed), changed)
 
 
+@_rule(
+    "large_values",
+    f"value and gradient must be finite for elements of ±{_LARGE:g}",
+    "shift a log-sum-exp by its maximum, as `jax.nn.logsumexp` does, and write "
+    "log(1 + exp(x)) as `jax.nn.softplus(x)`",
+)
 def _large_values(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     batch = _with_positives(checked, batch)
     shape, n = batch.args[0].shape, batch.size
@@ -174,6 +232,12 @@ def _large_values(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) 
         check_finite(f"for elements of ±{_LARGE:g}", checked.evaluate(changed), changed)
 
 
+@_rule(
+    "one_class",
+    "value and gradient must be finite if all rows have one class",
+    "guard what may be empty, such as the negatives or a class without rows: put a constant in "
+    "its place by `jnp.where`, before the logarithm or the division and not only after",
+)
 def _one_class(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     if checked.kind != "views":
         targets = checked.kind == "targets"
@@ -182,6 +246,12 @@ def _one_class(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> 
         check_finite(what, checked.evaluate(changed), changed)
 
 
+@_rule(
+    "no_positives",
+    "value and gradient must be finite if a row has no other row of its class",
+    "let such a row not count: put a constant in place of its inputs by `jnp.where`, before "
+    "the logarithm or the division and not only after",
+)
 def _no_positives(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     alone = batch.with_mask(slice(1, None))
     check_finite("if only the first row counts", checked.evaluate(alone), alone)
@@ -194,6 +264,12 @@ def _no_positives(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) 
         check_finite("without a positive target", checked.evaluate(changed), changed)
 
 
+@_rule(
+    "nothing_counts",
+    "value and gradient must be 0 if no row counts",
+    "give rows of where=False the weight 0 in the sum and in its divisor, and divide by "
+    "`jnp.where(total == 0, 1, total)`",
+)
 def _nothing_counts(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     _all_zero(checked, "with where=False everywhere", batch.with_mask(slice(None)))
     args = tuple(a[:0] if k < 2 else a for k, a in enumerate(batch.args))
@@ -214,6 +290,11 @@ def _close_to_zero(what: str, got: Any, batch: Batch) -> None:
     close(what, got, jax.tree.map(np.zeros_like, got), batch, 0.0, 0.0)
 
 
+@_rule(
+    "masks",
+    "a row of where=False must have no effect",
+    "leave masked rows out of every sum, mean, maximum and set of references",
+)
 def _masks(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     masked = batch.with_mask(_some_rows(batch, rng))
     keep = masked.where
@@ -232,6 +313,12 @@ def _masks(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None
             close(f"{name} in masked rows", masked_rows, np.zeros_like(masked_rows), masked)
 
 
+@_rule(
+    "padding_leaks",
+    "what is in a row of where=False must have no effect, even if it is NaN",
+    "replace masked rows before you compute, by `jnp.where(where[:, None], rows, 0)`; "
+    "0 times NaN is NaN",
+)
 def _padding_leaks(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     rows = _some_rows(batch, rng)
     masked = _masked(batch, rows, rng)
@@ -262,6 +349,11 @@ def _same(checked: CheckedLoss, what: str, batch: Batch, expected: Result) -> No
         close(f"with {what} the gradient of `{checked.names[k]}`", a, b, batch)
 
 
+@_rule(
+    "ignored_labels",
+    "a row of a negative label must be treated like a row of where=False",
+    "start with `where = where & (labels >= 0)`: as an index, -1 is the last class",
+)
 def _ignored_labels(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     if not checked.can_ignore:
         return
@@ -274,6 +366,13 @@ def _ignored_labels(checked: CheckedLoss, batch: Batch, rng: np.random.Generator
         _no_leak(checked, f"a row with the label {label}", changed, rows, expected)
 
 
+@_rule(
+    "hyperparameters",
+    "the gradient of a traced hyperparameter must be finite, and must not depend on rows of "
+    "where=False or of a negative label, even if they are NaN",
+    "replace such rows before a hyperparameter multiplies or divides them: 0 times NaN is NaN "
+    "in its gradient, also where a mask follows",
+)
 def _hyperparameters(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     rows = _some_rows(batch, rng)
     batch = _with_positives(checked, batch)
@@ -295,6 +394,11 @@ def _hyperparameters(checked: CheckedLoss, batch: Batch, rng: np.random.Generato
                 close(what, got[name], gradient, changed)
 
 
+@_rule(
+    "none",
+    'reduction="none" must give a loss for every row, and 0 for a row that does not count',
+    "return `jnp.where(counts, sample_weights * losses, 0)`",
+)
 def _zeros_of_none(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     if checked.terms == "other":
         loss = functools.partial(checked.loss, reduction="none")
@@ -312,6 +416,11 @@ def _zeros_of_none(checked: CheckedLoss, batch: Batch, rng: np.random.Generator)
         _close_to_zero('"none" of rows that do not count', terms, changed)
 
 
+@_rule(
+    "sums",
+    'the losses of reduction="none" must sum to that of "sum", in value and gradient',
+    "compute all reductions from the same losses",
+)
 def _sums(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     if checked.terms is None:
         return
@@ -322,6 +431,13 @@ def _sums(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     close('the gradient of the "sum"', of_sum.gradients, of_terms.gradients, masked)
 
 
+@_rule(
+    "weights",
+    'with the weights s, "none" must be s_i ℓ_i, and the mean Σ s_i ℓ_i / Σ s_i over the rows '
+    "that count",
+    "multiply the loss of each row by its weight, and divide the mean by the sum of the "
+    "weights, not by the number of rows or `jnp.maximum(total, 1)`",
+)
 def _weights(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     if checked.terms != "rows":
         return
@@ -358,6 +474,11 @@ def _weights(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> No
     close("the gradient of small weights", got.gradients, result.gradients, light)
 
 
+@_rule(
+    "hidden_nan",
+    "NaN in a row that counts must give NaN",
+    "leave out `jnp.nan_to_num`, and write comparisons so that NaN does not become a 0",
+)
 def _hidden_nan(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     """Where the gradient is largest, a row counts, and its element matters."""
     gradient = checked.evaluate(batch).gradients[0]
@@ -381,6 +502,12 @@ def _place(index: Any) -> str:
     return f"[{', '.join(str(int(k)) for k in index)}]"
 
 
+@_rule(
+    "gradient",
+    "the gradient must equal finite differences",
+    "correct the custom gradient; if the loss has a `jax.lax.stop_gradient` on purpose, give a "
+    "`reference` in PyTorch, whose gradients are compared instead",
+)
 def _gradient(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     if _torch_reference(checked, batch) is not None:
         return  # Its gradients are compared.
@@ -409,6 +536,11 @@ def _slopes(checked: CheckedLoss, batch: Batch, rng: np.random.Generator, k: int
             close(what, np.sum(gradient * direction), expected, batch, 1e-5, atol)
 
 
+@_rule(
+    "reference",
+    "the mean and its gradient must equal those of the reference",
+    "compare the formulas, signs and constants of the two",
+)
 def _reference(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     if checked.reference is None:
         return
@@ -452,6 +584,12 @@ def _torch_reference(checked: CheckedLoss, batch: Batch) -> tuple[Any, Any] | No
     return value.detach().numpy(), tuple(arrays)
 
 
+@_rule(
+    "second_derivatives",
+    "`jax.grad` and `jax.jvp` of the gradient must equal finite differences of it",
+    "write the backward pass of a custom gradient in functions that JAX can differentiate, "
+    "of arrays that are its residuals",
+)
 def _second_derivatives(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     masked = _random_mask(checked, batch, rng)._replace(sample_weights=np.ones(batch.size))
     smooth = checked.differentiable
@@ -494,6 +632,11 @@ def _smooth(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> tup
     return tuple(filter(equal, checked.differentiable))
 
 
+@_rule(
+    "vmap",
+    "`jax.vmap` and `jax.checkpoint` must not change value and gradient",
+    "use operations that `jax.vmap` can batch, and no side effects",
+)
 def _vmap(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     others = [batch, checked.batch(rng, batch.size), checked.batch(rng, batch.size)]
     batches = [
@@ -507,6 +650,12 @@ def _vmap(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
         close("the gradient", tuple(g[k] for g in gradients), expected.gradients, one)
 
 
+@_rule(
+    "half_precision",
+    "float32, bfloat16 and float16 inputs must give float32, computed in float32",
+    "start with `x.astype(jnp.promote_types(x.dtype, jnp.float32))`",
+    "dtypes",
+)
 def _half_precision(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     batch = _random_mask(checked, batch, rng)
     for dtype in (np.float32, jnp.bfloat16, np.float16):
@@ -548,6 +697,13 @@ def _uneven(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> Bat
     return batch.with_arg(1, [-1], -1) if checked.can_ignore else batch
 
 
+@_rule(
+    "devices",
+    "with `axis_name`, every device must return the value of the global batch",
+    "add numerators and denominators up by `jax.lax.psum` before you divide, and compare with "
+    "the rows of all devices; find a row's own index among them with `jax.lax.axis_index`",
+    "devices",
+)
 def _device_values(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     batch = _uneven(checked, batch, rng)
     expected = checked.evaluate(batch, mean=1.0, sum=0.3).values
@@ -557,6 +713,13 @@ def _device_values(checked: CheckedLoss, batch: Batch, rng: np.random.Generator)
             close(what, value, expected[reduction], batch)
 
 
+@_rule(
+    "device_gradients",
+    "the mean of the gradients over the devices must equal the gradient on one device",
+    "reduce inside of the loss, by `jax.lax.psum`, and let gradients flow through "
+    "`jax.lax.all_gather`",
+    "devices",
+)
 def _device_gradients(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     batch = _uneven(checked, batch, rng)
     for reduction in ("mean", "sum"):
@@ -570,6 +733,12 @@ def _device_gradients(checked: CheckedLoss, batch: Batch, rng: np.random.Generat
         close(f"the gradient of `{name}`", gradient, single[name], batch)
 
 
+@_rule(
+    "check_vma",
+    "under `jax.shard_map` with check_vma=True, value and gradient must be the same",
+    "reduce by `jax.lax.psum`, after which JAX knows that all devices have the same value",
+    "devices",
+)
 def _check_vma(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> None:
     batch = _uneven(checked, batch, rng)
     expected = checked.evaluate(batch, mean=1.0, sum=0.3)
@@ -577,185 +746,3 @@ def _check_vma(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> 
     for reduction, value in got.values.items():
         close(f'the "{reduction}"', value, expected.values[reduction], batch)
     close("the gradient", got.gradients, expected.gradients, batch)
-
-
-class Rule(NamedTuple):
-    name: str
-    statement: str
-    advice: str
-    check: Callable[[CheckedLoss, Batch, np.random.Generator], None]
-    part: Literal["", "devices", "dtypes"] = ""
-
-
-RULES = (
-    Rule(
-        "jit",
-        "it must work under `jax.jit` and `jax.grad`, and return arrays of floats",
-        "correct the error; use `jnp.where` instead of `if` on the values of arrays",
-        _under_jit,
-    ),
-    Rule(
-        "float64",
-        "float64 inputs must be computed in float64",
-        "widen only float16 and bfloat16, for example by "
-        "`x.astype(jnp.promote_types(x.dtype, jnp.float32))`",
-        _stays_float64,
-    ),
-    Rule(
-        "finite",
-        "value and gradient must be finite for random rows",
-        "find the operation with `jax.config.update('jax_debug_nans', True)`; a root is not "
-        "differentiable at 0, as in the distance of a row from itself",
-        _random_is_finite,
-    ),
-    Rule(
-        "duplicates",
-        "value and gradient must be finite if rows are equal or opposite",
-        "guard a root or a division at a distance of zero by a `jnp.where` inside and another one "
-        "outside: the gradient of a single one is NaN",
-        _duplicates,
-    ),
-    Rule(
-        "zeros",
-        "value and gradient must be finite if rows or other arrays are zero",
-        "guard a norm of zero by a `jnp.where` inside of the root, and again outside",
-        _zeros,
-    ),
-    Rule(
-        "large_values",
-        f"value and gradient must be finite for elements of ±{_LARGE:g}",
-        "shift a log-sum-exp by its maximum, as `jax.nn.logsumexp` does, and write "
-        "log(1 + exp(x)) as `jax.nn.softplus(x)`",
-        _large_values,
-    ),
-    Rule(
-        "one_class",
-        "value and gradient must be finite if all rows have one class",
-        "guard what may be empty, such as the negatives or a class without rows: put a constant in "
-        "its place by `jnp.where`, before the logarithm or the division and not only after",
-        _one_class,
-    ),
-    Rule(
-        "no_positives",
-        "value and gradient must be finite if a row has no other row of its class",
-        "let such a row not count: put a constant in place of its inputs by `jnp.where`, before "
-        "the logarithm or the division and not only after",
-        _no_positives,
-    ),
-    Rule(
-        "nothing_counts",
-        "value and gradient must be 0 if no row counts",
-        "give rows of where=False the weight 0 in the sum and in its divisor, and divide by "
-        "`jnp.where(total == 0, 1, total)`",
-        _nothing_counts,
-    ),
-    Rule(
-        "masks",
-        "a row of where=False must have no effect",
-        "leave masked rows out of every sum, mean, maximum and set of references",
-        _masks,
-    ),
-    Rule(
-        "padding_leaks",
-        "what is in a row of where=False must have no effect, even if it is NaN",
-        "replace masked rows before you compute, by `jnp.where(where[:, None], rows, 0)`; "
-        "0 times NaN is NaN",
-        _padding_leaks,
-    ),
-    Rule(
-        "ignored_labels",
-        "a row of a negative label must be treated like a row of where=False",
-        "start with `where = where & (labels >= 0)`: as an index, -1 is the last class",
-        _ignored_labels,
-    ),
-    Rule(
-        "hyperparameters",
-        "the gradient of a traced hyperparameter must be finite, and must not depend on rows of "
-        "where=False or of a negative label, even if they are NaN",
-        "replace such rows before a hyperparameter multiplies or divides them: 0 times NaN is NaN "
-        "in its gradient, also where a mask follows",
-        _hyperparameters,
-    ),
-    Rule(
-        "none",
-        'reduction="none" must give a loss for every row, and 0 for a row that does not count',
-        "return `jnp.where(counts, sample_weights * losses, 0)`",
-        _zeros_of_none,
-    ),
-    Rule(
-        "sums",
-        'the losses of reduction="none" must sum to that of "sum", in value and gradient',
-        "compute all reductions from the same losses",
-        _sums,
-    ),
-    Rule(
-        "weights",
-        'with the weights s, "none" must be s_i ℓ_i, and the mean Σ s_i ℓ_i / Σ s_i over the rows '
-        "that count",
-        "multiply the loss of each row by its weight, and divide the mean by the sum of the "
-        "weights, not by the number of rows or `jnp.maximum(total, 1)`",
-        _weights,
-    ),
-    Rule(
-        "hidden_nan",
-        "NaN in a row that counts must give NaN",
-        "leave out `jnp.nan_to_num`, and write comparisons so that NaN does not become a 0",
-        _hidden_nan,
-    ),
-    Rule(
-        "gradient",
-        "the gradient must equal finite differences",
-        "correct the custom gradient; if the loss has a `jax.lax.stop_gradient` on purpose, give a "
-        "`reference` in PyTorch, whose gradients are compared instead",
-        _gradient,
-    ),
-    Rule(
-        "reference",
-        "the mean and its gradient must equal those of the reference",
-        "compare the formulas, signs and constants of the two",
-        _reference,
-    ),
-    Rule(
-        "second_derivatives",
-        "`jax.grad` and `jax.jvp` of the gradient must equal finite differences of it",
-        "write the backward pass of a custom gradient in functions that JAX can differentiate, "
-        "of arrays that are its residuals",
-        _second_derivatives,
-    ),
-    Rule(
-        "vmap",
-        "`jax.vmap` and `jax.checkpoint` must not change value and gradient",
-        "use operations that `jax.vmap` can batch, and no side effects",
-        _vmap,
-    ),
-    Rule(
-        "half_precision",
-        "float32, bfloat16 and float16 inputs must give float32, computed in float32",
-        "start with `x.astype(jnp.promote_types(x.dtype, jnp.float32))`",
-        _half_precision,
-        "dtypes",
-    ),
-    Rule(
-        "devices",
-        "with `axis_name`, every device must return the value of the global batch",
-        "add numerators and denominators up by `jax.lax.psum` before you divide, and compare with "
-        "the rows of all devices; find a row's own index among them with `jax.lax.axis_index`",
-        _device_values,
-        "devices",
-    ),
-    Rule(
-        "device_gradients",
-        "the mean of the gradients over the devices must equal the gradient on one device",
-        "reduce inside of the loss, by `jax.lax.psum`, and let gradients flow through "
-        "`jax.lax.all_gather`",
-        _device_gradients,
-        "devices",
-    ),
-    Rule(
-        "check_vma",
-        "under `jax.shard_map` with check_vma=True, value and gradient must be the same",
-        "reduce by `jax.lax.psum`, after which JAX knows that all devices have the same value",
-        _check_vma,
-        "devices",
-    ),
-)
