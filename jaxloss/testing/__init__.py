@@ -123,22 +123,17 @@ def check_loss(
             "`check_loss` compares results with chex: pip install chex", name="chex"
         ) from error
     checked = CheckedLoss(loss, make_inputs, reference)
-    left_out = set()
-    if not devices:
-        left_out |= {"devices"}
-    elif jax.device_count() == 1:
-        left_out |= {"devices"}
+    parts = {"": True, "devices": devices and jax.device_count() > 1, "dtypes": dtypes}
+    if devices and not parts["devices"]:
         warnings.warn(
             "`check_loss` found one device and leaves out the rules of several; give "
             "`devices=False` if that is right, or on a CPU call "
             '`jax.config.update("jax_num_cpu_devices", 4)` before JAX is used',
             stacklevel=2,
         )
-    if not dtypes:
-        left_out |= {"dtypes"}
     _check_keywords(checked, devices)
     for rule in RULES:
-        if rule.part in left_out:
+        if not parts[rule.part]:
             continue
         for seed in _SEEDS:
             broken = _first_fault(rule, checked, ROWS, seed)
