@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -105,11 +106,8 @@ def retrieval_metrics(
     if distance == "euclidean":
         anchors, compared = centered(anchors, compared, axis_name)
 
-    def metrics(pairs: Pairs) -> tuple[Bool[Array, " a"], RetrievalMetrics]:
-        return _of_block(pairs, tuple(ks))
-
     defined, values = over_row_blocks(
-        metrics,
+        partial(_of_block, ks=tuple(ks)),
         anchors,
         compared,
         similarity=_SIMILARITIES[distance],
