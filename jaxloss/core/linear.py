@@ -134,9 +134,13 @@ def power_of_two_scale(x: Float[Array, " ..."], *, axis: int = -1) -> Float[Arra
 
 def inverse_norms_of_scaled(x: Float[Array, " ..."], *, axis: int = -1) -> Float[Array, " ..."]:
     """Returns the inverse norms of vectors that are `scaled`, and 0 for a zero vector."""
-    squared = jnp.sum(x * x, axis=axis)
-    zero = squared == 0  # False for NaN, so that NaN stays visible.
-    return jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squared)))
+    return inverse_root(jnp.sum(x * x, axis=axis))
+
+
+def inverse_root(squares: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
+    """Returns `1 / √s`, and 0 for 0."""
+    zero = squares == 0  # False for NaN, so that NaN stays visible.
+    return jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squares)))
 
 
 def power_of_two_scaled(rows: Float[Array, "n d"], valid: Bool[Array, " n"]) -> Float[Array, "n d"]:

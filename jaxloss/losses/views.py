@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jaxloss.core import checks
 from jaxloss.core.backend import indices
 from jaxloss.core.batch import AxisName, max_over, sum_over, zero_invalid
 from jaxloss.core.checks import Number
-from jaxloss.core.linear import widen
+from jaxloss.core.linear import inverse_root, widen
 from jaxloss.core.products import wide_product
 from jaxloss.core.sharding import divided
 
@@ -152,16 +152,11 @@ def barlow_twins_loss(
     )
     dtype = views.first.dtype
     off_diagonal = checks.in_range("off_diagonal", off_diagonal, dtype, at_least=0)
-
-    def inverse_root(squares: Float[Array, " d"]) -> Float[Array, " d"]:
-        constant = squares == 0  # False for NaN, so that NaN stays visible.
-        return jnp.where(constant, 0, lax.rsqrt(jnp.where(constant, 1, squares)))
-
     first, second = (
         _scaled_columns(view, views.samples, axis_name) for view in (views.first, views.second)
     )
     moments, *squares = _cross_moments(axis_name, first, second, views.samples)
-    rows, columns = map(inverse_root, squares)
+    rows, columns = map(inverse_root, squares)  # 0 for a constant dimension.
     correlations = rows[:, None] * moments * columns[None, :]
     own = jnp.diagonal(correlations)
     others = jnp.sum(_off_diagonal(correlations) ** 2)
@@ -286,16 +281,13 @@ def _moments_jvp(axis_name: AxisName | None, primals: Any, tangents: Any) -> tup
     return _moments(axis_name, view, samples), half + half.T
 
 
-_CrossMoments: TypeAlias = tuple[Float[Array, "d d"], Float[Array, " d"], Float[Array, " d"]]
-
-
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _cross_moments(
     axis_name: AxisName | None,
     first: Float[Array, "n d"],
     second: Float[Array, "n d"],
     samples: _Samples,
-) -> _CrossMoments:
+) -> tuple[Float[Array, "d d"], Float[Array, " d"], Float[Array, " d"]]:
     """Returns `Σ s_i c_i c'_iᵀ`, `Σ s_i c_i²` and `Σ s_i c'_i²` of the deviations c and c'."""
     a, b = (_centred(view, samples, axis_name) for view in (first, second))
     weighted = _weighted(a, samples)
