@@ -13,6 +13,7 @@ from jaxloss.core import checks
 from jaxloss.core.batch import (
     AxisName,
     Reduction,
+    checked_rows,
     labelled_rows,
     nan_where_no_class,
     reduce,
@@ -281,9 +282,7 @@ def _features_and_targets(
       The features, their prototypes, the columns of these (M if there is none), and the mask of the
       valid samples. The other rows may hold anything.
     """
-    features = checks.floating("features", features, "n d")
-    labels = checks.class_labels(labels, "features", features)
-    valid = valid_rows(labels, checks.row_mask(where, "features", features))
+    features, labels, valid = checked_rows("features", features, labels, where)
     prototypes = checks.columns(
         "prototypes", prototypes, "d M", features.shape[1], f"`features` {features.shape}"
     )
