@@ -92,7 +92,7 @@ def group_softmax_loss(
     valid = valid_rows(labels, checks.row_mask(where, "features", features))
     features = zero_invalid(features, valid)
     if groups is None:
-        groups = _discriminative_groups(features, labels, weights, num_groups)
+        groups = discriminative_groups(features, labels, weights, num_groups)
     groups = checks.feature_groups(groups, features)
 
     num_classes = weights.shape[1]
@@ -190,15 +190,6 @@ def discriminative_groups(
       eq. (A.13), (A.14), Lemma 1.
     """
     features, labels, weights, *_ = _checked(features, labels, weights, None, num_groups)
-    return _discriminative_groups(features, labels, weights, num_groups)
-
-
-def _discriminative_groups(
-    features: Float[Array, "n d"],
-    labels: Integer[Array, " n"],
-    weights: Float[Array, "d C"],
-    num_groups: int,
-) -> Int32[Array, "n d"]:
     features, weights = lax.stop_gradient((features, weights))
     num_classes = weights.shape[1]
     own = weights.T[jnp.clip(labels, 0, num_classes - 1)]
