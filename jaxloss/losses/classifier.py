@@ -619,35 +619,27 @@ def _empty_gradient(array: Float[Array, " ..."]) -> Float[Array, " ..."]:
     return jnp.zeros_like(array, dtype=jnp.float32 if slow else array.dtype)
 
 
-class _OfBlocks(NamedTuple):
-    """What a visit returned for each block of the classes."""
-
-    last: Any
-    """Of the last block if it is smaller."""
-    others: Any
-    """Of the other blocks, one after the other."""
-
-
 def _over_blocks(
     visit: Callable[[_Carry, _First, int, Any], tuple[_Carry, Any]],
     carry: _Carry,
     num_classes: int,
     block_size: int,
-    given: _OfBlocks | None = None,
-) -> tuple[_Carry, _OfBlocks]:
+    given: tuple[Any, Any] = (None, None),
+) -> tuple[_Carry, tuple[Any, Any]]:
     """Calls `visit(carry, first class, number of classes, given)` on every block of the classes.
 
     The last block, which is smaller, comes first: what it computes is then in the carry, and not in
-    memory during the scan.
+    memory during the scan. What is given to the visits, and what they return beside the carry, is
+    a pair: of the last block if it is smaller, and of the other blocks, one after the other.
     """
     num_blocks, remainder = divmod(num_classes, block_size)
-    given, last = _OfBlocks(None, None) if given is None else given, None
+    last, others = given
     if remainder:
-        carry, last = visit(carry, num_blocks * block_size, remainder, given.last)
+        carry, last = visit(carry, num_blocks * block_size, remainder, last)
 
     def step(carry: _Carry, block: tuple[Array, Any]) -> tuple[_Carry, Any]:
         return visit(carry, block[0], block_size, block[1])
 
     starts = jnp.arange(num_blocks, dtype=jnp.int32) * block_size
-    carry, others = lax.scan(step, carry, (starts, given.others))
-    return carry, _OfBlocks(last, others)
+    carry, others = lax.scan(step, carry, (starts, others))
+    return carry, (last, others)
