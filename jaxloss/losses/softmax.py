@@ -263,10 +263,7 @@ def _of_targets(
     logits, targets = jnp.where(known, logits, 0), jnp.clip(targets, 0, 1)
     # `max(z, 0) − t z`, before the small term is added, which would be lost. 0 · ∞ is NaN.
     slopes = jnp.where(logits >= 0, 1 - targets, -targets)
-    values = jnp.where(slopes == 0, 0, slopes * logits) + _decay(logits)
+    values = jnp.where(slopes == 0, 0, slopes * logits)
+    # `log(1 + e^{−|z|})`, with the derivatives at 0 from the right.
+    values = values + jnp.log1p(jnp.exp(jnp.where(logits >= 0, -logits, logits)))
     return jnp.sum(jnp.where(known, values, 0), axis=1), jnp.any(known, axis=1)
-
-
-def _decay(logits: Float[Array, "n C"]) -> Float[Array, "n C"]:
-    """Returns `log(1 + e^{−|z|})`. Its derivatives at 0 are those from the right."""
-    return jnp.log1p(jnp.exp(jnp.where(logits >= 0, -logits, logits)))
