@@ -17,7 +17,8 @@ none is: it multiplies float32 numbers as fast.
 
 from __future__ import annotations
 
-from functools import partial
+import operator
+from functools import partial, reduce
 from typing import Any, TypeAlias
 
 import jax
@@ -147,10 +148,7 @@ def times(
     # A float16 number is the sum of two of bfloat16, which has room for a small cotangent.
     of_rows = [rows] if low == jnp.bfloat16 else split(rows.astype(jnp.float32), 2)
     terms = [exact_product(part, row) for part in split(wide, parts) for row in of_rows]
-    total = terms[-1]
-    for term in reversed(terms[:-1]):  # The small ones first.
-        total = total + term
-    return total
+    return reduce(operator.add, reversed(terms))  # The small ones first.
 
 
 def split(wide: Float[Array, "a b"], parts: int) -> list[Array]:
