@@ -468,28 +468,22 @@ def _in_exact_blocks(kind: _Exact, *arrays: Any) -> _OfLogits:
     return _exact_forward(kind, *arrays)[0]
 
 
-class _Norms(NamedTuple):
-    """Of weight vectors for cosines."""
-
-    powers: Float[Array, " _"]
-    """By which the vectors are multiplied."""
-    inverse: Float[Array, " _"]
-    """Inverse norms of these products."""
-
-
 def _columns(
     block: Float[Array, "d B *K"],
     low: Low,
     similarity: ClassSimilarity,
-    norms: _Norms | None = None,
-) -> tuple[Float[Array, "d _"], _Norms | None]:
-    """Returns what is multiplied, and norms for cosines. Known ones are not computed again."""
+    norms: InverseNorms | None = None,
+) -> tuple[Float[Array, "d _"], InverseNorms | None]:
+    """Returns what is multiplied, and for cosines norms, whose scale the vectors have.
+
+    Norms that are known are not computed again.
+    """
     vectors = flat_columns(block).astype(jnp.float32)
     if similarity == "cosine":
-        powers = power_of_two_scale(vectors, axis=0) if norms is None else norms.powers[None, :]
-        vectors = vectors * powers
+        scale = power_of_two_scale(vectors, axis=0) if norms is None else norms.scale
+        vectors = vectors * scale
         if norms is None:
-            norms = _Norms(powers[0], inverse_norms_of_scaled(vectors, axis=0))
+            norms = InverseNorms(scale, inverse_norms_of_scaled(vectors, axis=0)[None, :])
     return vectors if low is None else vectors.astype(low), norms
 
 
@@ -497,12 +491,12 @@ def _exact_products(
     rows: Float[Array, "n d"],
     factors: Float[Array, " n"],
     vectors: Float[Array, "d _"],
-    norms: _Norms | None,
+    norms: InverseNorms | None,
 ) -> tuple[Float[Array, "n _"], Float[Array, "n _"]]:
     """Returns the products, and by what those of the rows and vectors are multiplied in them."""
     of_products = factors[:, None]
     if norms is not None:
-        of_products = of_products * norms.inverse[None, :]
+        of_products = of_products * norms.relative
     return row_products(rows, vectors.T) * of_products, of_products
 
 
@@ -517,7 +511,7 @@ def _exact_forward(
     low, block_size, similarity, is_near = kind
     rows = features if low[0] is None else features.astype(low[0])
 
-    def logits_of(first: _First, size: int) -> tuple[Array, Array, _Norms | None]:
+    def logits_of(first: _First, size: int) -> tuple[Array, Array, InverseNorms | None]:
         block, block_bias = _block((weights, bias), first, size)
         vectors, norms = _columns(block, low[1], similarity)
         products, _ = _exact_products(rows, factors, vectors, norms)
@@ -532,7 +526,7 @@ def _exact_forward(
 
     def visit(
         sums: _OfSomeLogits, first: _First, size: int, _: None
-    ) -> tuple[_OfSomeLogits, _Norms | None]:
+    ) -> tuple[_OfSomeLogits, InverseNorms | None]:
         logits, is_target, norms = logits_of(first, size)
         return _merge(sums, _sums(logits, is_target, peak)), norms
 
@@ -547,7 +541,9 @@ def _exact_backward(kind: _Exact, residuals: Any, cotangents: _OfLogits) -> tupl
     features, factors, labels, weights, bias, rest, norms = residuals
     rows = features if low[0] is None else features.astype(low[0])
 
-    def visit(gradients: Any, first: _First, size: int, norms: _Norms | None) -> tuple[Any, None]:
+    def visit(
+        gradients: Any, first: _First, size: int, norms: InverseNorms | None
+    ) -> tuple[Any, None]:
         d_features, d_weights, d_bias = gradients
         block, block_bias = _block((weights, bias), first, size)
         vectors, norms = _columns(block, low[1], similarity, norms)
@@ -559,8 +555,7 @@ def _exact_backward(kind: _Exact, residuals: Any, cotangents: _OfLogits) -> tupl
         d_vectors = times(d_products.T, rows).T
         if norms is not None:
             vectors = vectors.astype(d_vectors.dtype)
-            d_vectors = tangential(d_vectors, vectors, norms.inverse[None, :], axis=0)
-            d_vectors = d_vectors * norms.powers[None, :]
+            d_vectors = tangential(d_vectors, vectors, norms.relative, axis=0) * norms.scale
         d_weights = _with_block(d_weights, d_vectors.reshape(block.shape), first)
         if d_bias is not None:
             d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
