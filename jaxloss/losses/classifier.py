@@ -190,7 +190,10 @@ def classifier_loss(
     # Without angles, no cosine is needed.
     cosines = target
     if margins.angle is not None:
-        cosines = _target_cosines(target, labels, bias, scale, class_axis_name)
+        cosines = target / scale  # The logit is β (cos θ + b).
+        if bias is not None:  # A class that is left out has an infinite loss, whatever its cosine.
+            own_bias = of_own_class(bias.astype(target.dtype), labels, class_axis_name)
+            cosines = jnp.where(own_bias == -jnp.inf, 0, cosines - own_bias)
     lowered_by = scale * lowering(margins, cosines)
     target = target - lowered_by
     # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
@@ -203,21 +206,6 @@ def classifier_loss(
         values = values + label_smoothing * gaps
     values = nan_where_no_class(values, labels, valid, num_classes)
     return reduce(values, valid, sample_weights, reduction, axis_name)
-
-
-def _target_cosines(
-    target: Float[Array, " n"],
-    labels: Integer[Array, " n"],
-    bias: Float[Array, " C"] | None,
-    scale: Number,
-    class_axis_name: AxisName | None,
-) -> Float[Array, " n"]:
-    """Returns cos θ from the target's logit `β (cos θ + b)`."""
-    if bias is None:
-        return target / scale
-    own_bias = of_own_class(bias.astype(target.dtype), labels, class_axis_name)
-    # A class that is left out has an infinite loss, whatever its cosine.
-    return jnp.where(own_bias == -jnp.inf, 0, target / scale - own_bias)
 
 
 def _over_classes(

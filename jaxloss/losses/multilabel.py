@@ -155,7 +155,12 @@ def class_wise_loss(
     logits, targets = _prepare(logits, targets, where)
     log_weights = 0.0
     if sample_weights is not None:
-        log_weights, targets = _log_weights(sample_weights, targets)
+        weights = checks.floating("sample_weights", sample_weights, "n")
+        checks.same_rows("sample_weights", weights, "logits", targets)
+        weights = weights.astype(targets.dtype)[:, None]
+        targets = jnp.where(weights == 0, -1, targets)  # Weight 0 removes a sample.
+        used = jnp.any(targets >= 0, axis=1, keepdims=True)
+        log_weights = jnp.log(jnp.where(used, weights, 1))
     values, defined = _soft_gap(
         logits,
         targets,
@@ -311,18 +316,6 @@ def _above_lowest_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Ar
 def _or_zero(peak: Float[Array, "a b"]) -> Float[Array, "a b"]:
     """Returns the largest logits of sets without a gradient; 0 for those that are empty."""
     return lax.stop_gradient(jnp.where(peak == jnp.finfo(peak.dtype).min, 0, peak))
-
-
-def _log_weights(
-    sample_weights: Any, targets: Float[Array, "n C"]
-) -> tuple[Float[Array, "n 1"], Float[Array, "n C"]]:
-    """Returns `log s`, and the targets with the samples of weight 0 set to unknown."""
-    weights = checks.floating("sample_weights", sample_weights, "n")
-    checks.same_rows("sample_weights", weights, "logits", targets)
-    weights = weights.astype(targets.dtype)[:, None]
-    targets = jnp.where(weights == 0, -1, targets)
-    used = jnp.any(targets >= 0, axis=1, keepdims=True)
-    return jnp.log(jnp.where(used, weights, 1)), targets
 
 
 @divided
