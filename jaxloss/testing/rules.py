@@ -484,22 +484,18 @@ def _hidden_nan(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) ->
     gradient = checked.evaluate(batch).gradients[0]
     if not gradient.any():
         return
-    place = np.unravel_index(np.argmax(np.abs(gradient)), gradient.shape)
-    changed = batch.with_arg(0, place, np.nan)
+    place = [int(k) for k in np.unravel_index(np.argmax(np.abs(gradient)), gradient.shape)]
+    changed = batch.with_arg(0, tuple(place), np.nan)
     for reduction in ("mean", "sum"):
         result = checked.evaluate(changed, **{reduction: 1.0})
         if not np.isnan(result.values[reduction]):
-            found = f'with NaN at {_place(place)} the "{reduction}" is {result.values[reduction]}'
+            found = f'with NaN at {place} the "{reduction}" is {result.values[reduction]}'
             raise Broken(found, changed)
         if not np.isnan(result.gradients[0]).any():
             raise Broken(f'the gradient of the "{reduction}" is finite', changed)
     terms = result.values.get("none", np.array(np.nan))
     if not np.isnan(terms).any():
-        raise Broken(f'with NaN at {_place(place)} "none" is {text(terms)}', changed)
-
-
-def _place(index: Any) -> str:
-    return f"[{', '.join(str(int(k)) for k in index)}]"
+        raise Broken(f'with NaN at {place} "none" is {text(terms)}', changed)
 
 
 @_rule(
