@@ -129,14 +129,8 @@ def uniform_prototypes(
     if dim == 1:  # The sphere is two points, so a gradient cannot move a prototype.
         first = jax.random.rademacher(key, (1, 1), jnp.float32)
         return jnp.where(jnp.arange(num_prototypes) % 2 == 0, 1, -1)[None, :] * first
-    return _spread(
-        key,
-        jnp.asarray(temperature, jnp.float32),
-        jnp.asarray(final_temperature, jnp.float32),
-        num_prototypes=num_prototypes,
-        dim=dim,
-        num_steps=num_steps,
-    )
+    first, last = (jnp.asarray(t, jnp.float32) for t in (temperature, final_temperature))
+    return _spread(key, first, last, num_prototypes, dim, num_steps)
 
 
 @partial(jax.jit, static_argnames=("num_prototypes", "dim", "num_steps"))
@@ -144,7 +138,6 @@ def _spread(
     key: Key[Array, ""] | UInt32[Array, " _"],
     temperature: Float[Array, ""],
     final_temperature: Float[Array, ""],
-    *,
     num_prototypes: int,
     dim: int,
     num_steps: int,
