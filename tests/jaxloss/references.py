@@ -4,6 +4,9 @@ A row that is masked or ignored is removed before a formula is evaluated, so tha
 shares the library's way of masking. A per-sample function gets the rows that are left and returns
 one loss per row, or None where the loss is undefined. A loss that averages over terms returns the
 sum of the terms of a row and their number.
+
+With another `asarray`, what removes rows and reduces their losses is that of `torch_references`,
+whose formulas are written another way.
 """
 
 import itertools
@@ -23,12 +26,12 @@ def kept_rows(labels, where=None):
     """The indices of the rows that are neither padding nor ignored."""
     labels = np.asarray(labels)
     known = labels >= 0 if labels.ndim == 1 else (labels >= 0).any(axis=1)
-    return np.flatnonzero(known if where is None else known & where)
+    return np.flatnonzero(known if where is None else known & np.asarray(where))
 
 
-def reduce_rows(losses, num_rows, sample_weights, reduction):
+def reduce_rows(losses, num_rows, sample_weights, reduction, asarray: Any = np.asarray):
     """Reduces the losses of the rows that count; `losses` maps a row to its loss or its terms."""
-    weight = [1.0] * num_rows if sample_weights is None else [float(s) for s in sample_weights]
+    weight = [1.0] * num_rows if sample_weights is None else sample_weights
     per_row, total, number = [0.0] * num_rows, 0.0, 0.0
     for i, loss in losses.items():
         terms, size = loss if isinstance(loss, tuple) else (loss, 1)
@@ -36,24 +39,22 @@ def reduce_rows(losses, num_rows, sample_weights, reduction):
         total += weight[i] * terms
         number += weight[i] * size
     if reduction == "none":
-        return np.array(per_row)
-    if reduction == "sum":
-        return np.float64(total)
-    assert reduction == "mean"
-    return np.float64(total / number if number else 0.0)
+        return asarray(per_row)
+    assert reduction in ("mean", "sum")
+    return asarray(total if reduction == "sum" else total / number if number else 0.0)
 
 
-def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
+def over_rows(per_sample: Callable[..., Any], asarray: Any = np.asarray) -> Callable[..., Any]:
     """Adds the common keywords to a per-sample function."""
 
     def loss(scored, labels, *shared, where=None, sample_weights=None, reduction="mean", **options):
-        scored, labels = np.asarray(scored, np.float64), np.asarray(labels)
+        scored, labels = asarray(scored, dtype=float), asarray(labels)
         rows = kept_rows(labels, where)
         for name in options.keys() & PER_ROW:
-            options[name] = np.asarray(options[name])[rows]
+            options[name] = asarray(options[name])[rows]
         values = per_sample(scored[rows], labels[rows], *shared, **options)
         losses = {i: value for i, value in zip(rows, values, strict=True) if value is not None}
-        return reduce_rows(losses, len(labels), sample_weights, reduction)
+        return reduce_rows(losses, len(labels), sample_weights, reduction, asarray)
 
     return loss
 
@@ -165,13 +166,19 @@ def of_each_anchor(of_anchor: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def values(
-        features, labels, *, references=None, reference_labels=None, reference_where=None, **options
+        features,
+        labels,
+        *,
+        references=None,
+        reference_labels: Any = None,
+        reference_where=None,
+        **options,
     ):
         losses = []
         for i, (x, y) in enumerate(zip(features, labels, strict=True)):
             rows, row_labels, kept = features, labels, np.arange(len(labels)) != i
             if references is not None:
-                rows, row_labels = references, np.asarray(reference_labels)
+                rows, row_labels = references, reference_labels
                 kept = kept_rows(row_labels, reference_where)
             losses.append(of_anchor(x, y, rows[kept], row_labels[kept], **options))
         return losses
@@ -298,7 +305,7 @@ def retrieval_metrics(features, labels, ks, *, where=None, euclidean=False, **re
 # Two towers ----
 
 
-def over_pairs(values):
+def over_pairs(values, over_rows=over_rows):
     """A loss of two towers, from the values of the pairs that are left, with further keys."""
 
     @over_rows
@@ -307,8 +314,8 @@ def over_pairs(values):
 
     def loss(queries, keys, *, ids=None, where=None, key_where=None, **options):
         rows = np.arange(len(queries))
-        used = np.ones(len(keys), bool) if key_where is None else key_where.copy()
-        used[rows] &= True if where is None else where
+        used = np.ones(len(keys), bool) if key_where is None else np.array(key_where)
+        used[rows] &= True if where is None else np.asarray(where)
         return of_pairs(queries, rows, keys[used], ids, where=used[rows], **options)
 
     return loss
@@ -675,16 +682,17 @@ def proxy_nca_loss(x, y, proxies, *, temperature=1 / 9, include_own=True, normal
 # Two views ----
 
 
-def of_views(values):
+def of_views(values, asarray: Any = np.asarray):
     """A loss of two views, from the samples that are left, and their weights."""
 
     def loss(first, second, *, where=None, sample_weights=None, reduction="mean", **options):
-        weights = np.ones(len(first)) if sample_weights is None else sample_weights
-        rows = (weights > 0) & (True if where is None else where)  # Weight 0 removes a sample.
+        weights = asarray(np.ones(len(first)) if sample_weights is None else sample_weights)
+        kept = weights > 0  # Weight 0 removes a sample.
+        rows = np.flatnonzero(kept if where is None else kept & where)
         value = 0.0
-        if np.any(rows):
+        if len(rows):
             value = values(first[rows], second[rows], weights[rows], **options)
-        return np.float64(value * (sum(weights[rows]) if reduction == "sum" else 1.0))
+        return asarray(value * (sum(weights[rows]) if reduction == "sum" else 1.0))
 
     return loss
 

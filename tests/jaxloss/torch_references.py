@@ -1,7 +1,6 @@
 """The losses in PyTorch, in double precision, for gradients by its autograd.
 
-As in `references`, rows that take no part are removed first, and a per-sample function returns None
-where the loss is undefined, or the sum of the terms of a row and their number.
+`references` removes the rows that take no part, and reduces the losses of the others.
 """
 
 from collections.abc import Callable
@@ -17,33 +16,16 @@ from tests.jaxloss import references
 torch.set_num_threads(1)
 
 
-def kept_rows(labels, where=None):
-    known = labels >= 0 if labels.ndim == 1 else (labels >= 0).any(dim=1)
-    return torch.nonzero(known if where is None else known & where)[:, 0]
+def as_tensor(values, dtype=None):
+    """Also of a list of scalars, some of which have a gradient."""
+    if isinstance(values, list):
+        return torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in values])
+    return torch.as_tensor(values, dtype=dtype)
 
 
-def over_rows(per_sample: Callable[..., Any]) -> Callable[..., Any]:
-    def loss(scored, labels, *shared, where=None, sample_weights=None, reduction="mean", **options):
-        rows = kept_rows(labels, where)
-        for name in options.keys() & {"sample_margin", "sample_angular_margin"}:
-            options[name] = options[name][rows]
-        values = per_sample(scored[rows], labels[rows], *shared, **options)
-        counted = [k for k, value in enumerate(values) if value is not None]
-        if not counted:
-            zeros = (scored * 0).nan_to_num().sum(dim=1)
-            return zeros if reduction == "none" else zeros.sum()
-        rows, terms = rows[counted], [values[k] for k in counted]
-        terms = [term if isinstance(term, tuple) else (term, 1) for term in terms]
-        sums = torch.stack([total for total, _ in terms])
-        numbers = sums.new_tensor([float(number) for _, number in terms])
-        weights = sums.new_ones(len(rows)) if sample_weights is None else sample_weights[rows]
-        if reduction == "none":
-            means = weights * sums / numbers.clamp(min=1)
-            return sums.new_zeros(len(labels)).index_put((rows,), means)
-        total = (weights * sums).sum()
-        return total if reduction == "sum" else total / (weights * numbers).sum()
-
-    return loss
+over_rows = partial(references.over_rows, asarray=as_tensor)
+over_pairs = partial(references.over_pairs, over_rows=over_rows)
+of_views = partial(references.of_views, asarray=as_tensor)
 
 
 def cross_entropies(
@@ -111,31 +93,7 @@ def classifier_loss(features, labels, weights, bias=None, *, similarity="inner",
 
 
 def over_anchors(of_anchor: Callable[..., Any]) -> Callable[..., Any]:
-    """The loss of `of_anchor(x, y, rows, row_labels)` of a row and those it is compared with.
-
-    These are valid references, or the other rows of the batch.
-    """
-
-    @over_rows
-    def loss(
-        features,
-        labels,
-        *,
-        references=None,
-        reference_labels: Any = None,
-        reference_where=None,
-        **options,
-    ):
-        values = []
-        for i, (x, y) in enumerate(zip(features, labels, strict=True)):
-            rows, row_labels, kept = features, labels, torch.arange(len(labels)) != i
-            if references is not None:
-                rows, row_labels = references, reference_labels
-                kept = kept_rows(row_labels, reference_where)
-            values.append(of_anchor(x, y, rows[kept], row_labels[kept], **options))
-        return values
-
-    return loss
+    return over_rows(references.of_each_anchor(of_anchor))
 
 
 @over_anchors
@@ -244,22 +202,6 @@ def circle_loss(*anchor, margin=0.4, scale=80.0, normalize=True):
     pairs = scale * (of_negatives[:, None] - of_positives[None])
     # `F.softplus` is rounded above 20.
     return torch.logaddexp(cosines.new_zeros(()), pairs.flatten().logsumexp(0))
-
-
-def over_pairs(values):
-    """A loss of two towers, from the values of the pairs that are left, with further keys."""
-
-    @over_rows
-    def of_pairs(queries, rows, keys, ids, **options):
-        return list(values(queries, keys, None if ids is None else ids[rows], **options))
-
-    def loss(queries, keys, *, ids=None, where=None, key_where=None, **options):
-        rows = torch.arange(len(queries))
-        used = torch.ones(len(keys)).bool() if key_where is None else key_where.clone()
-        used[rows] &= torch.tensor(True) if where is None else where
-        return of_pairs(queries, rows, keys[used], ids, where=used[rows], **options)
-
-    return loss
 
 
 def _tower_logits(queries, keys, ids, normalize):
@@ -388,17 +330,14 @@ def sample_wise_loss(logits, targets, **hyperparameters):
 def class_wise_loss(
     logits, targets, *, where=None, sample_weights=None, reduction="mean", **hyperparameters
 ):
-    rows = kept_rows(targets, where)
+    rows = references.kept_rows(targets, where)
     weights = torch.ones(len(logits)).to(logits) if sample_weights is None else sample_weights
     logits, targets, log_weights = logits[rows], targets[rows], weights[rows].log()
     values = _soft_gaps(
         logits.T, targets.T, log_weights[:, None].expand_as(logits).T, **hyperparameters
     )
-    if reduction == "none":
-        return torch.stack([logits.new_zeros(()) if v is None else v for v in values])
-    defined = [v for v in values if v is not None]
-    total = sum(defined, logits.new_zeros(()))
-    return total if reduction == "sum" else total / max(len(defined), 1)
+    defined = {c: value for c, value in enumerate(values) if value is not None}
+    return references.reduce_rows(defined, len(values), None, reduction, as_tensor)
 
 
 def two_way_loss(logits, targets, **options):
@@ -475,7 +414,7 @@ def proxy_anchor_loss(
     sample_weights=None,
     reduction="mean",
 ):
-    rows = kept_rows(labels, where)
+    rows = references.kept_rows(labels, where)
     cosines = cosine_logits(features[rows], proxies)
     log_weights = cosines.new_ones(len(rows)) if sample_weights is None else sample_weights[rows]
     log_weights = log_weights.log()[:, None]
@@ -504,25 +443,11 @@ def proxy_nca_loss(
     return list(others.logsumexp(1) - scores[own])
 
 
-def of_views(values):
-    """A loss of two views, from the samples that are left, and their shares of the weights."""
-
-    def loss(first, second, *, where=None, sample_weights=None, reduction="mean", **options):
-        rows = torch.ones(len(first)).bool() if where is None else where
-        if not rows.any():
-            return (first * 0).nan_to_num().sum()
-        weights = (first.new_ones(len(first)) if sample_weights is None else sample_weights)[rows]
-        value = values(first[rows], second[rows], weights / weights.sum(), **options)
-        return value * weights.sum() if reduction == "sum" else value
-
-    return loss
-
-
 @of_views
 def vicreg_loss(
-    first, second, shares, *, invariance=25.0, variance=25.0, covariance=1.0, epsilon=1e-4
+    first, second, weights, *, invariance=25.0, variance=25.0, covariance=1.0, epsilon=1e-4
 ):
-    dim = first.shape[1]
+    dim, shares = first.shape[1], weights / weights.sum()
     value = invariance * (shares @ (first - second).pow(2)).mean()
     for view in (first, second):
         centred = view - shares @ view
@@ -533,7 +458,9 @@ def vicreg_loss(
 
 
 @of_views
-def barlow_twins_loss(first, second, shares, *, off_diagonal=5e-3):
+def barlow_twins_loss(first, second, weights, *, off_diagonal=5e-3):
+    shares = weights / weights.sum()
+
     def standardized(view):
         centred = view - shares @ view
         return centred / (shares @ centred.pow(2)).sqrt()
