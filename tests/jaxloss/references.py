@@ -576,25 +576,36 @@ def sample_wise_loss(logits, targets, **hyperparameters):
     return _two_sided(logits, targets, np.ones(len(logits)), **hyperparameters)
 
 
-def class_wise_loss(
-    logits, targets, *, where=None, sample_weights=None, reduction="mean", **hyperparameters
-):
-    logits, targets = np.asarray(logits, np.float64), np.asarray(targets)
-    rows = kept_rows(targets, where)
-    weights = np.ones(len(rows)) if sample_weights is None else np.asarray(sample_weights)[rows]
-    losses = {
-        c: _two_sided(logits[rows, c], targets[rows, c], weights, **hyperparameters)
-        for c in range(targets.shape[1])
-    }
-    defined = {c: loss for c, loss in losses.items() if loss is not None}
-    return reduce_rows(defined, targets.shape[1], None, reduction)
+def over_classes(two_sided: Callable[..., Any], asarray: Any = np.asarray) -> Callable[..., Any]:
+    """The loss of each class, from its logits, targets and the weights of the samples."""
+
+    def loss(logits, targets, *, where=None, sample_weights=None, reduction="mean", **options):
+        logits, targets = asarray(logits, dtype=float), asarray(targets)
+        rows = kept_rows(targets, where)
+        weights = asarray(np.ones(len(logits)) if sample_weights is None else sample_weights)[rows]
+        columns = range(targets.shape[1])
+        losses = {
+            c: two_sided(logits[rows, c], targets[rows, c], weights, **options) for c in columns
+        }
+        defined = {c: loss for c, loss in losses.items() if loss is not None}
+        return reduce_rows(defined, len(columns), None, reduction, asarray)
+
+    return loss
 
 
-def two_way_loss(logits, targets, **options):
-    assert options.get("reduction") != "none"
-    return class_wise_loss(logits, targets, **options) + sample_wise_loss(
-        logits, targets, **options
-    )
+class_wise_loss = over_classes(_two_sided)
+
+
+def two_way(class_wise, sample_wise):
+    def loss(logits, targets, *, reduction="mean", **options):
+        assert reduction != "none"
+        losses = (class_wise, sample_wise)
+        return sum(of(logits, targets, reduction=reduction, **options) for of in losses)
+
+    return loss
+
+
+two_way_loss = two_way(class_wise_loss, sample_wise_loss)
 
 
 @over_each_row

@@ -309,41 +309,25 @@ def dot_regression_loss(features, labels, prototypes, *, assignment=None, length
     return list(((features * targets).sum(dim=1) - full) ** 2 / norms / 2)
 
 
-def _soft_gaps(
-    logits, targets, log_weights, *, positive_temperature=4.0, negative_temperature=1.0, margin=0.0
-):
-    """The loss of each row of the matrices, None without a positive."""
-    values = []
-    for x, t, s in zip(logits, targets, log_weights, strict=True):
-        positive = (-x[t > 0] / positive_temperature + s[t > 0]).logsumexp(0)
-        negative = (x[t == 0] / negative_temperature + s[t == 0]).logsumexp(0)
-        gap = negative_temperature * negative + positive_temperature * positive + margin
-        values.append(F.softplus(gap, threshold=500) if (t == 0).any() else 0 * x.sum())
-    return [v if (t > 0).any() else None for v, t in zip(values, targets, strict=True)]
+def _two_sided(x, t, weights, *, positive_temperature=4.0, negative_temperature=1.0, margin=0.0):
+    if not (t > 0).any():
+        return None
+    if not (t == 0).any():
+        return 0 * x.sum()
+    positive = (-x / positive_temperature + weights.log())[t > 0].logsumexp(0)
+    negative = (x / negative_temperature + weights.log())[t == 0].logsumexp(0)
+    gap = negative_temperature * negative + positive_temperature * positive + margin
+    return F.softplus(gap, threshold=500)
 
 
 @over_rows
-def sample_wise_loss(logits, targets, **hyperparameters):
-    return _soft_gaps(logits, targets, torch.zeros_like(logits), **hyperparameters)
+def sample_wise_loss(logits, targets, **options):
+    ones = torch.ones_like(logits[:1].flatten())
+    return [_two_sided(x, t, ones, **options) for x, t in zip(logits, targets, strict=True)]
 
 
-def class_wise_loss(
-    logits, targets, *, where=None, sample_weights=None, reduction="mean", **hyperparameters
-):
-    rows = references.kept_rows(targets, where)
-    weights = torch.ones(len(logits)).to(logits) if sample_weights is None else sample_weights
-    logits, targets, log_weights = logits[rows], targets[rows], weights[rows].log()
-    values = _soft_gaps(
-        logits.T, targets.T, log_weights[:, None].expand_as(logits).T, **hyperparameters
-    )
-    defined = {c: value for c, value in enumerate(values) if value is not None}
-    return references.reduce_rows(defined, len(values), None, reduction, as_tensor)
-
-
-def two_way_loss(logits, targets, **options):
-    return class_wise_loss(logits, targets, **options) + sample_wise_loss(
-        logits, targets, **options
-    )
+class_wise_loss = references.over_classes(_two_sided, as_tensor)
+two_way_loss = references.two_way(class_wise_loss, sample_wise_loss)
 
 
 @over_rows
