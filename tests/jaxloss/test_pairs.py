@@ -293,7 +293,6 @@ CASES = {
         {"queries": X, "keys": R[:N], "key_bias": BIAS[:N]},
     ),
 }
-PLACES = {"alone": None, "shard_map": AxisType.Auto, "Explicit": AxisType.Explicit}
 
 
 def gradients(loss, arrays):

@@ -19,14 +19,12 @@ from tests.jaxloss.harness import (
     finite,
     magnitude,
     mesh,
-    over,
     precision,
     widen,
 )
 from tests.jaxloss.loss_table import FUNCTIONS, FunctionRow
 from tests.tolerances import FLOAT32, FLOAT64, rounded_to
 
-every_function = over(FUNCTIONS)
 OFTEN = {row.name for row in FUNCTIONS[:5]} | {
     *("project_complement_options_3", "project_spectral_complement_stopped_7"),
     *("project_spectral_complement_options_3", "cosine_logits_sub_centres"),
