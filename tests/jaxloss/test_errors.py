@@ -155,14 +155,6 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], Wrong]] = [
         | {"references": ones((6, 4)), "reference_labels": ones((6, 2), int)},
         values(ValueError, "reference_labels", ones((6, 1), int), match="with C = 2 to match"),
     ),
-    *(
-        (loss, OF_SAMPLES, [(TypeError, match, {option: lambda features, labels: 0.0})])
-        for option, match in (
-            ("classification_loss", r"write `def loss\(logits, labels, \*\*keywords\)`"),
-            ("metric_loss", r"write `def loss\(features, labels, \*\*keywords\)`"),
-        )
-        for loss in (jaxloss.sum_loss, jaxloss.spectral_sum_loss)
-    ),
     (jaxloss.nca_loss, {"features": FEATURES, "labels": LABELS} | OF_REFERENCES, WRONG_REFERENCES),
     (
         jaxloss.discriminability,

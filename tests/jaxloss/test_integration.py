@@ -118,11 +118,14 @@ def test_other_classification_losses_raise(name, loss, mentions):
 
 
 @every_sum
-@pytest.mark.parametrize("which", ["classification_loss", "metric_loss"])
-def test_losses_without_the_common_keywords_raise(name, which):
+@pytest.mark.parametrize(
+    ("which", "scored"), [("classification_loss", "logits"), ("metric_loss", "features")]
+)
+def test_losses_without_the_common_keywords_raise(name, which, scored):
+    advice = rf"write `def loss\({scored}, labels, \*\*keywords\)`"
     args = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in problem(103)]
     for loss, mentions in (
-        (lambda x, y, where=None: x.sum(), "does not take axis_name, reduction, sample_weights"),
+        (lambda x, y, where=None: 0, f"not take axis_name, reduction, sample_weights.*{advice}"),
         (3, "must be a function, got int"),
     ):
         with raises(TypeError, match=f"`{which}`.*{mentions}"):

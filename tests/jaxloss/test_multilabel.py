@@ -305,20 +305,6 @@ def test_asymmetric_is_finite_and_right_for_any_logit(clip, focus, dtype):
         np.testing.assert_allclose(got[beside], expected[beside], rtol=1e-3, atol=coarse)
 
 
-def test_asymmetric_by_hand():
-    """The gradient of a positive of 0.5 and a negative of -1, full and as the authors have it."""
-    logits, targets = np.array([[0.5, -1.0]]), np.array([[1, 0]])
-    p, q = 1 / (1 + np.exp(-logits[0])), 1 / (1 + np.e) - 0.05
-    pull = q**4 * p[1] * (1 - p[1]) / (1 - q)
-    by_focus = 4 * q**3 * p[1] * (1 - p[1]) * -np.log(1 - q)
-    for stop, of_negative in ((True, pull), (False, pull + by_focus)):
-        loss = partial(jaxloss.asymmetric_loss, stop_focus_gradient=stop)
-        value, gradient = in_float64(jax.jit(jax.value_and_grad(loss)), logits, targets)
-        close(value, -np.log(p[0]) - q**4 * np.log(1 - q))
-        close(gradient, np.array([[p[0] - 1, of_negative]]))
-        np.testing.assert_allclose(gradient[0, 1], 0.000578 if stop else 0.002618, atol=5e-7)
-
-
 @jax.jit
 def stopped_derivatives(logits, targets, focus, clip):
     """The terms with constant weights, the gradient of their sum by all floats, the curvature."""

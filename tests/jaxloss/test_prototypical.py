@@ -150,16 +150,6 @@ def test_references_of_another_dtype():
             np.testing.assert_allclose(got, expected, rtol=FLOAT32)
 
 
-@pytest.mark.parametrize("num_classes", [None, 3])
-def test_no_references_at_all(num_classes):
-    """No sample counts, as for a queue that is still empty."""
-    nothing = {"references": jnp.zeros((0, 2)), "reference_labels": jnp.zeros(0, int)}
-    run = jax.jit(jax.value_and_grad(partial(loss, num_classes=num_classes)))
-    value, gradient = run(jnp.ones((2, 2)), jnp.array([0, 1]), **nothing)
-    assert value == 0
-    assert not gradient.any()
-
-
 def test_label_of_a_reference_out_of_range_is_nan():
     anchors, given = few_shot(np.random.default_rng(64))
     run = partial(of_references, anchors, reduction="none")

@@ -1,4 +1,7 @@
-"""The queue of earlier rows, against a list, pytorch-metric-learning, and on meshes."""
+"""The queue of earlier rows, against a list and on meshes.
+
+`tests/test_readme.py` runs docs/coming_from.md, which compares it with pytorch-metric-learning.
+"""
 
 from functools import partial
 from typing import Any
@@ -133,50 +136,6 @@ def test_no_gradient_flows_through_the_queue():
     assert not of_queue.features.any()
 
 
-@pytest.mark.slow
-def test_equals_cross_batch_memory_of_pytorch_metric_learning():
-    """The ring after each step, and the loss of the rows that are not put into it."""
-    torch = pytest.importorskip("torch")
-    losses = pytest.importorskip("pytorch_metric_learning.losses")
-    distances = pytest.importorskip("pytorch_metric_learning.distances")
-    distance = distances.LpDistance(normalize_embeddings=False, power=2)
-    memory = losses.CrossBatchMemory(
-        losses.NCALoss(softmax_scale=0.5, distance=distance), DIM, memory_size=SIZE
-    )
-    with enable_x64(True):
-        features, labels, _ = batches(n=2 * N, dtype=np.float64)
-        labels, anchors = jnp.abs(labels) % 3, np.arange(2 * N) < N
-
-        @jax.jit
-        def step(queue, features, labels):
-            queue = jaxloss.push(queue, features[N:], labels[N:])
-
-            def loss(features):
-                return jaxloss.nca_loss(
-                    features[:N],
-                    labels[:N],
-                    temperature=2.0,
-                    references=queue,
-                )
-
-            return queue, jax.value_and_grad(loss)(features)
-
-        queue = jaxloss.make_queue(SIZE, DIM, np.float64)
-        for x, y in zip(features, labels, strict=True):
-            queue, (value, gradient) = step(queue, x, y)
-            inputs = torch.tensor(np.asarray(x), requires_grad=True)
-            expected = memory(
-                inputs, torch.tensor(np.asarray(y)), enqueue_mask=torch.tensor(~anchors)
-            )
-            expected.backward()
-            np.testing.assert_allclose(value, expected.item(), rtol=1e-10)
-            np.testing.assert_allclose(gradient, inputs.grad, rtol=1e-9, atol=1e-12)
-            assert int(queue.position) == memory.queue_idx
-            filled = np.asarray(queue.labels) >= 0
-            np.testing.assert_array_equal(queue.features, memory.embedding_memory)
-            np.testing.assert_array_equal(queue.labels[filled], memory.label_memory[filled])
-
-
 # Devices ----
 
 
@@ -264,8 +223,6 @@ def test_wrong_arguments_are_named():
         jaxloss.push(queue, features[:, :2], labels)
     with raises(TypeError, "`queue` must be a `jaxloss.Queue`, got dict"):
         jaxloss.push(queue._asdict(), features, labels)  # pyright: ignore
-    with raises(ValueError, "`reference_labels` must be None"):
-        jaxloss.nca_loss(features, labels, references=queue, reference_labels=labels)
     with raises(TypeError, "`labels` must have an integer dtype"):
         jaxloss.push(queue, features, labels.astype(jnp.float32))
     with raises(ValueError, "`labels` and `features` must have the same number of rows"):

@@ -1,4 +1,7 @@
-"""Retrieval metrics equal loops and pytorch-metric-learning, on one device and on many."""
+"""Retrieval metrics equal loops, on one device and on many.
+
+`tests/test_readme.py` runs docs/coming_from.md, which compares them with pytorch-metric-learning.
+"""
 
 from functools import partial
 from typing import Any
@@ -84,26 +87,6 @@ def test_features_far_from_zero():
             features.astype(np.float64), labels, KS, where=where, euclidean=True, **given
         )
         np.testing.assert_allclose(flat(got), expected, rtol=FLOAT32)
-
-
-def test_equals_pytorch_metric_learning():
-    pytest.importorskip("pytorch_metric_learning")
-    import torch
-    from pytorch_metric_learning.distances import CosineSimilarity
-    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
-    from pytorch_metric_learning.utils.inference import CustomKNN
-
-    rng = np.random.default_rng(3)
-    features, labels = make_features(rng, 40, np.float32), make_labels(rng, 40)
-    names = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
-    theirs = AccuracyCalculator(
-        include=names,
-        knn_func=CustomKNN(CosineSimilarity()),
-        kmeans_func=lambda *_: None,
-        device=torch.device("cpu"),
-    ).get_accuracy(torch.tensor(features), torch.tensor(labels))
-    got = metrics(jnp.asarray(features), jnp.asarray(labels), ks=(1,))
-    np.testing.assert_allclose(flat(got), [theirs[name] for name in names], rtol=FLOAT32)
 
 
 @pytest.mark.slow

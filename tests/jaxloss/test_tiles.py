@@ -508,6 +508,24 @@ def test_references_that_every_device_has(loss, axis_name):
     chex.assert_trees_all_close(got, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        jaxloss.prototypical_loss,
+        partial(jaxloss.prototypical_loss, num_classes=3),
+        *(partial(jaxloss.triplet_loss, mining=m) for m in ("hard", "semihard", "all")),
+    ],
+    ids=["prototypical", "num_classes", "hard", "semihard", "all"],
+)
+def test_no_references_at_all(loss):
+    """No sample counts, as for a queue that is still empty."""
+    features = jnp.asarray(np.random.default_rng(9).normal(size=(8, 3)), jnp.float32)
+    nothing = {"references": features[:0], "reference_labels": jnp.zeros(0, int)}
+    value, gradient = jax.jit(jax.value_and_grad(loss))(features, jnp.arange(8) % 3, **nothing)
+    assert value == 0
+    assert not gradient.any()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [jaxloss.nca_loss, jaxloss.prototypical_loss])
 def test_an_anchor_that_is_not_finite_reaches_no_other(loss):

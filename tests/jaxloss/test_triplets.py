@@ -1,4 +1,4 @@
-"""The triplet loss: large classes, the mean over triplets, and its memory."""
+"""The triplet loss: large classes, rows of NaN, and its memory."""
 
 from functools import partial
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import jaxloss
-from tests.jaxloss import references
 from tests.jaxloss.harness import (
     QUICK,
     check_against_references,
@@ -18,7 +17,6 @@ from tests.jaxloss.harness import (
     over,
 )
 from tests.jaxloss.loss_table import CASES, make_features, make_labels
-from tests.tolerances import FLOAT32
 
 IN_BLOCKS = [
     row for row in CASES if row.name in ("triplet_all_in_blocks", "triplet_semihard_in_blocks")
@@ -59,39 +57,6 @@ def test_nan_reaches_no_other_row_where_no_sample_counts():
     value, gradient = jax.jit(jax.value_and_grad(jaxloss.triplet_loss))(features, 0 * labels)
     assert value == 0
     np.testing.assert_array_equal(gradient[:-1], 0)
-
-
-@every_mining
-def test_no_references(mining):
-    features, labels = make_rows(9)
-    loss = partial(jaxloss.triplet_loss, mining=mining, reference_labels=labels[:0])
-
-    def value(features):
-        return loss(features, labels, references=features[:0])
-
-    result, gradient = jax.jit(jax.value_and_grad(value))(features)
-    assert result == 0
-    np.testing.assert_array_equal(gradient, 0)
-
-
-@pytest.mark.slow
-def test_mean_is_over_triplets():
-    """And the sum, weighted by sample, which `test_contract` tests for one triplet a sample."""
-    features, labels = make_rows(3)
-    weights = jnp.linspace(0.5, 2.0, len(labels))
-    for reduction in ("mean", "sum"):
-        got, expected = (
-            loss(
-                features,
-                labels,
-                mining="all",
-                margin=0.1,
-                sample_weights=weights,
-                reduction=reduction,
-            )
-            for loss in (jaxloss.triplet_loss, references.triplet_loss)
-        )
-        np.testing.assert_allclose(got, expected, rtol=4 * FLOAT32)
 
 
 @pytest.mark.slow
