@@ -353,6 +353,19 @@ def mesh(
     return jax.make_mesh(shape, names, axis_types=(kind,) * len(names))
 
 
+def over_mesh(
+    function: Any,
+    in_specs: Any,
+    out_specs: Any,
+    shape: tuple[int, ...] = (4,),
+    names: tuple[str, ...] = ("batch",),
+    check_vma: bool = True,
+) -> Any:
+    """`jax.shard_map` over a mesh of this shape."""
+    specs: Any = {"in_specs": in_specs, "out_specs": out_specs, "check_vma": check_vma}
+    return jax.shard_map(function, mesh=mesh(shape, names), **specs)
+
+
 def equations(function, *args):
     """All equations of the jaxpr of a function, and of its inner jaxprs."""
 

@@ -26,6 +26,7 @@ from tests.jaxloss.harness import (
     mesh,
     numbers_of,
     over,
+    over_mesh,
     precision,
 )
 from tests.jaxloss.loss_table import (
@@ -218,14 +219,8 @@ def by_shard_map(
         results, own = step(row, axes, shared, batch, rows_of_this_device(axes))
         return results if check_vma else jax.tree.map(lambda x: x[None], results), own
 
-    sharded = jax.shard_map(
-        run,
-        mesh=mesh(shape, axes),
-        in_specs=specs,
-        # Without the checks, the results of every device must be compared.
-        out_specs=specs if check_vma else P(axes),
-        check_vma=check_vma,
-    )
+    # Without the checks, the results of every device must be compared.
+    sharded = over_mesh(run, specs, specs if check_vma else P(axes), shape, axes, check_vma)
     results = jax.jit(sharded, compiler_options=QUICK)(shared, batch)
     return iter([results]) if check_vma else of_devices(*results)
 
@@ -355,9 +350,7 @@ def test_gradients_of_hyperparameters(row):
     def on_devices(numbers, shared, batch):
         return gradients(numbers, shared, batch, "chip", rows_of_this_device("chip"))
 
-    spread = jax.shard_map(
-        on_devices, mesh=mesh((4,), ("chip",)), in_specs=(P(), P(), P("chip")), out_specs=P()
-    )
+    spread = over_mesh(on_devices, (P(), P(), P("chip")), P(), names=("chip",))
     with precision(np.float64):
         arrays = arguments(row, batch, np.float64)
         alone = partial(gradients, axis_name=None, own=lambda rows: rows)
@@ -400,7 +393,7 @@ def test_without_masks(row):
 def test_check_vma_accepts(row, masked):
     specs = P(), P("chip")
     run = partial(step, row, "chip", own=rows_of_this_device("chip"))
-    spread = jax.shard_map(run, mesh=mesh((4,), ("chip",)), in_specs=specs, out_specs=specs)
+    spread = over_mesh(run, specs, specs, names=("chip",))
     with precision(np.float64):
         batch = make_problem(row, masked=masked)
         jax.eval_shape(spread, *arguments(row, batch, np.float64, masked=masked))
@@ -467,13 +460,12 @@ def test_statistics_of_classes(way, dtype):
         if way == "pmap":
             results = jax.pmap(run, "batch", in_axes=(None, 0, 0, 0))(given, *per_device(rows))
         else:
-            spread = jax.shard_map(
-                lambda *args: jax.tree.map(lambda x: x[None], run(*args)),
-                mesh=mesh(),
-                in_specs=(P(), *[P("batch")] * 3),
-                out_specs=P("batch"),
-                check_vma=way == "check_vma",
-            )
+
+            def apart(*args):
+                return jax.tree.map(lambda x: x[None], run(*args))
+
+            specs = (P(), *[P("batch")] * 3), P("batch")
+            spread = over_mesh(apart, *specs, check_vma=way == "check_vma")
             results = jax.jit(spread)(given, *rows)
         results, expected = jax.tree.map(np.asarray, (results, expected))
     assert np.abs(expected[0] - means).max() > 0.1

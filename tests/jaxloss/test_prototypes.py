@@ -10,7 +10,7 @@ from scipy.optimize import linear_sum_assignment
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import P, enable_x64, mesh, precision
+from tests.jaxloss.harness import P, enable_x64, over_mesh, precision
 from tests.tolerances import FLOAT32
 
 HALF = (jnp.bfloat16, jnp.float16)
@@ -257,9 +257,7 @@ def test_assignment_on_devices(check_vma):
         different = shared if check_vma else jaxloss.assign_prototypes(own[0], prototypes)
         return different[None], shared[None]
 
-    run = jax.shard_map(
-        run, mesh=mesh(), in_specs=(P("batch"), P()), out_specs=P("batch"), check_vma=check_vma
-    )
+    run = over_mesh(run, (P("batch"), P()), P("batch"), check_vma=check_vma)
     got, shared = jax.jit(run)(means, prototypes)
     for own, assignment, same in zip(means, got, shared, strict=True):
         check_optimal(means.mean(axis=0) if check_vma else own, prototypes, assignment)

@@ -11,7 +11,7 @@ import pytest
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, equations, mesh
+from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, equations, over_mesh
 from tests.jaxloss.loss_table import make_features, make_labels, towers
 from tests.tolerances import FLOAT32
 
@@ -236,7 +236,6 @@ def test_there_is_no_forward_mode():
 )
 def test_references_of_other_devices(options, check_vma):
     """Other numbers of anchors and of references, and a device without valid references."""
-    rows, spec = P("batch"), P()
     anchors, given = few_shot(np.random.default_rng(68), n=12, m=8)
     keep = np.array([1, 1, 0, 0, 1, 1, 0, 1], bool)
 
@@ -252,13 +251,8 @@ def test_references_of_other_devices(options, check_vma):
         kernel = jnp.asarray(np.random.default_rng(69).normal(size=(5, 4)))
         arrays = [jnp.asarray(a) for a in (*anchors, *given.values(), keep)]
         expected = jax.jit(step)(kernel, *arrays)
-        run = jax.shard_map(
-            partial(step, axis_name="batch"),
-            mesh=mesh(),
-            in_specs=(spec, *[rows] * 5),
-            out_specs=(spec, spec),
-            check_vma=check_vma,
-        )
+        specs = (P(), *[P("batch")] * 5), P()
+        run = over_mesh(partial(step, axis_name="batch"), *specs, check_vma=check_vma)
         got = jax.jit(run, compiler_options=QUICK)(kernel, *arrays)
         chex.assert_trees_all_close(got, expected, rtol=1e-10, atol=1e-13)
 
@@ -266,12 +260,8 @@ def test_references_of_other_devices(options, check_vma):
 @pytest.mark.parametrize("options", [{}, {"num_classes": 4}], ids=str)
 def test_features_are_not_gathered(options):
     """Devices exchange labels, and sums over the classes of a tile."""
-    run = jax.shard_map(
-        jax.value_and_grad(partial(loss, axis_name="batch", **options)),
-        mesh=mesh(),
-        in_specs=P("batch"),
-        out_specs=(P(), P("batch")),
-    )
+    gradient = jax.value_and_grad(partial(loss, axis_name="batch", **options))
+    run = over_mesh(gradient, P("batch"), (P(), P("batch")))
     gathered = {
         equation.invars[0].aval.ndim
         for equation in equations(run, jnp.ones((8, 3)), jnp.zeros(8, int))

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 
 import jaxloss
-from tests.jaxloss.harness import P, enable_x64, mesh, raises, unchecked
+from tests.jaxloss.harness import P, enable_x64, mesh, over_mesh, raises, unchecked
 from tests.tolerances import FLOAT32
 
 SIZE, DIM, N = 7, 3, 4
@@ -192,13 +192,7 @@ def test_the_queue_is_the_same_on_every_device(way, dtype):
             jax.tree.map(lambda x, at=device: np.testing.assert_array_equal(x[0], x[at]), everyone)
         got, got_losses = jax.tree.map(lambda x: x[0], everyone)
     else:
-        spread = jax.shard_map(
-            run,
-            mesh=mesh(),
-            in_specs=(P(), P(None, "batch")),
-            out_specs=P(),
-            check_vma=way == "shard_map",
-        )
+        spread = over_mesh(run, (P(), P(None, "batch")), P(), check_vma=way == "shard_map")
         got, got_losses = jax.jit(spread)(queue, arrays)
     jax.tree.map(np.testing.assert_array_equal, got, expected)
     np.testing.assert_allclose(got_losses, losses, rtol=4 * FLOAT32, atol=FLOAT32)

@@ -18,7 +18,7 @@ from tests.jaxloss.harness import (
     enable_x64,
     finite,
     magnitude,
-    mesh,
+    over_mesh,
     precision,
     widen,
 )
@@ -515,14 +515,12 @@ def test_weights_of_each_device():
     weights = rng.normal(size=(4, 20, 5)).astype(np.float32)
     weights[1], weights[2, :, 0] = 0, weights[2, :, 1]
     expected = jax.jit(jax.vmap(jaxloss.project_complement))(features, weights)
+
+    def project(x, w):
+        return jaxloss.project_complement(x[0], w[0])[None]
+
     for check in (True, False):
-        spread = jax.shard_map(
-            lambda x, w: jaxloss.project_complement(x[0], w[0])[None],
-            mesh=mesh(),
-            in_specs=(P("batch"), P("batch")),
-            out_specs=P("batch"),
-            check_vma=check,
-        )
+        spread = over_mesh(project, P("batch"), P("batch"), check_vma=check)
         np.testing.assert_allclose(jax.jit(spread)(features, weights), expected, atol=4 * FLOAT32)
 
 

@@ -15,7 +15,7 @@ from jaxloss.pairs import LOGSUMEXP, SUM, ByClass, Statistic, visits
 from jaxloss.pairs.fused import in_two_stages, weighted_sum
 from jaxloss.pairs.rows import Rows, anchors_and_references
 from jaxloss.pairs.visits import Sides, in_both_directions, largest_of, rows_at, statistics_of
-from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, mesh
+from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, over_mesh
 from tests.tolerances import FLOAT32
 
 DEVICES = 4
@@ -271,15 +271,12 @@ def test_statistics_in_both_directions(similarity, block_size, axis_name):
         spread = partial(run, at_once, lambda value: value)
         if axis_name is not None:
             rows, of_weights = P(axis_name), P(None, None, axis_name)
-            spread = jax.shard_map(
-                partial(
-                    run,
-                    partial(at_once, axis_name=axis_name),
-                    partial(jax.lax.psum, axis_name=axis_name),
-                ),
-                mesh=mesh(names=(axis_name,)),
-                in_specs=(P(), rows, rows, of_weights, of_weights),
-                out_specs=(rows, (P(), rows, rows), (P(), rows, rows)),
+            total = partial(jax.lax.psum, axis_name=axis_name)
+            spread = over_mesh(
+                partial(run, partial(at_once, axis_name=axis_name), total),
+                (P(), rows, rows, of_weights, of_weights),
+                (rows, (P(), rows, rows), (P(), rows, rows)),
+                names=(axis_name,),
             )
         alone = partial(run, one_by_one, lambda value: value)
         got, expected = (jax.jit(f, compiler_options=QUICK)(*inputs) for f in (spread, alone))
@@ -343,12 +340,7 @@ def test_largest_values_over_devices(way, block_size, monkeypatch):
         found = largest_of(sides, lambda s, _own, _: s)
         return found, rows_at(found[1].positive, r, axis_name)
 
-    spread = jax.shard_map(
-        partial(run, axis_name="b"),
-        mesh=mesh(names=("b",)),
-        in_specs=P("b"),
-        out_specs=P("b"),
-    )
+    spread = over_mesh(partial(run, axis_name="b"), P("b"), P("b"), names=("b",))
     (found, rows), (expected, _) = (jax.jit(f)(x, y, r, of_references) for f in (spread, run))
     chex.assert_trees_all_equal(found, expected)
     positions = found[1].positive
@@ -439,13 +431,8 @@ def test_devices(with_references, how, way, monkeypatch):
             batch = jax.tree.map(lambda x: x.reshape(DEVICES, -1, *x.shape[1:]), batch)
             results = jax.pmap(step, axis_name="b", in_axes=(None, 0))(params, batch)
         else:
-            run = jax.shard_map(
-                step,
-                mesh=mesh(shape, axes),
-                in_specs=(P(), P(axes)),
-                out_specs=P(axes) if apart else P(),
-                check_vma=how != "unchecked",
-            )
+            specs = (P(), P(axes)), P(axes) if apart else P()
+            run = over_mesh(step, *specs, shape, axes, check_vma=how != "unchecked")
             results = jax.jit(run, compiler_options=QUICK)(params, batch)
         results = jax.tree.map(np.asarray, results)
     for device in range(DEVICES) if apart else [...]:
@@ -457,12 +444,8 @@ def test_ring_holds_no_row_of_other_devices_but_one_block(monkeypatch):
     """No array of the whole batch in the program of a device."""
     monkeypatch.setattr(visits, "GATHERED_BYTES", 0)
     rows, dim = 6, 11
-    step = jax.shard_map(
-        lambda x, y: jax.grad(partial(jaxloss.nca_loss, axis_name="b"))(x, y),
-        mesh=mesh(names=("b",)),
-        in_specs=P("b"),
-        out_specs=P("b"),
-    )
+    gradient = jax.grad(partial(jaxloss.nca_loss, axis_name="batch"))
+    step = over_mesh(lambda x, y: gradient(x, y), P("batch"), P("batch"))
     n = DEVICES * rows
     text, _ = compiled(step, ((n, dim), np.float32), ((n,), np.int32))
     assert "collective-permute" in text
@@ -484,12 +467,8 @@ def test_references_that_every_device_has(loss, axis_name):
         given = {"references": references, "reference_labels": of_references, "block_size": 2}
         return loss(features, labels, **given, axis_name=axis_name, reduction="none")
 
-    spread = jax.shard_map(
-        partial(losses, axis_name=axis_name),
-        mesh=mesh(names=("b",)),
-        in_specs=(P("b"), P("b"), P(), P()),
-        out_specs=P("b"),
-    )
+    specs = (P("b"), P("b"), P(), P()), P("b")
+    spread = over_mesh(partial(losses, axis_name=axis_name), *specs, names=("b",))
     copies = 1 if axis_name is None else DEVICES  # With the axis, every device adds its copy.
 
     def total(x, r):

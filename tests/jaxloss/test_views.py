@@ -10,7 +10,7 @@ import pytest
 
 import jaxloss
 from jaxloss.testing import check_loss
-from tests.jaxloss.harness import QUICK, P, assert_close, finite, mesh, raises
+from tests.jaxloss.harness import QUICK, P, assert_close, finite, over_mesh, raises
 from tests.tolerances import FLOAT32
 
 N, DIM = 16, 5
@@ -131,12 +131,11 @@ def test_a_constant_dimension_where_no_row_of_a_device_counts(loss):
     first, second = arrays()
     where = np.arange(N) < N * 3 // 4
     first = jnp.where(jnp.arange(DIM) == 1, jnp.where(where[:, None], -2.9, 5.0), first)
-    spread = jax.shard_map(
-        lambda views, where: loss(*views, where=where, axis_name="batch"),
-        mesh=mesh(),
-        in_specs=P("batch"),
-        out_specs=P(),
-    )
+
+    def of_device(views, where):
+        return loss(*views, where=where, axis_name="batch")
+
+    spread = over_mesh(of_device, P("batch"), P())
     run = jax.jit(jax.value_and_grad(spread), compiler_options=QUICK)
     got = run((first, second), jnp.asarray(where))
     assert_close(got, results(loss, first, second, where), 4 * FLOAT32)
