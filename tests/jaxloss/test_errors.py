@@ -169,6 +169,18 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], Wrong]] = [
         ],
     ),
     (
+        jaxloss.retrieval_metrics,
+        {"features": FEATURES, "labels": LABELS},
+        [
+            *values(ValueError, "ks", (), 3, np.int64(3), None, (0,)),
+            *values(TypeError, "ks", "12", (1.5,)),
+            *values(ValueError, "distance", "l1"),
+            *values(ValueError, "block_size", 0),
+            *values(ValueError, "where", ones(4, bool)),
+            *values(ValueError, "references", FEATURES),
+        ],
+    ),
+    (
         partial(jaxloss.sigmoid_loss, zeros((5, 4))),
         {"labels": zeros((5, 4), int)},
         values(ValueError, "labels", *(zeros(s, int) for s in [(5, 3), (4, 4), (5, 1)])),

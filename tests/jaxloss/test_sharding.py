@@ -282,13 +282,3 @@ def test_sharded_loss_takes_arrays_of_any_sharding(kind):
     for x, y in ((X, Y), (np.asarray(X), np.asarray(Y)), jax.device_put((X, Y), rows)):
         np.testing.assert_allclose(spread(x, y), expected, rtol=4 * FLOAT32)  # pyright: ignore
         np.testing.assert_allclose(jax.jit(spread)(x, y), expected, rtol=4 * FLOAT32)  # pyright: ignore
-
-
-def test_sharded_loss_of_a_function_of_ones_own():
-    def scaled(outputs, classes, *, scale=1.0, where=None, axis_name=None):
-        return scale * jaxloss.softmax_loss(outputs, classes, where=where, axis_name=axis_name)
-
-    where = jnp.arange(N) % 5 != 0
-    spread = jaxloss.sharded_loss(partial(scaled, scale=3.0), mesh(), "batch")
-    got = jax.jit(spread)(Z, Y, where=where)
-    assert float(got) == pytest.approx(float(3 * jaxloss.softmax_loss(Z, Y, where=where)))

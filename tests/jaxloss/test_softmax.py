@@ -75,20 +75,3 @@ def test_cosine_at_the_ends_of_a_dtype(dtype):
     for scale, size in ((limits.max, 1.0), (4 * limits.tiny, 1.0), (limits.tiny, 0.0)):
         got = jaxloss.cosine_logits(shape.astype(dtype) * jnp.asarray(scale, dtype), shape.T)
         np.testing.assert_allclose(got, [[size]], rtol=max(FLOAT32, 2 * rounded_to(dtype)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "logits", [pytest.param(jaxloss.linear_logits, marks=pytest.mark.long), jaxloss.cosine_logits]
-)
-def test_logits_are_exported_for_any_number_of_samples(logits):
-    (number,) = jax.export.symbolic_shape("b")
-    features = jax.ShapeDtypeStruct((number, 8), jnp.float32)
-    weights = jax.ShapeDtypeStruct((8, 2), jnp.float32)
-    exported = jax.export.export(jax.jit(logits))(features, weights)
-    rng = np.random.default_rng(45)
-    x, w = (jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((10, 8), (8, 2)))
-    for rows in (x, x[:1]):
-        np.testing.assert_allclose(
-            exported.call(rows, w), logits(rows, w), rtol=4 * FLOAT32, atol=FLOAT32
-        )

@@ -66,14 +66,6 @@ def test_the_contract_is_kept(loss):
     check_loss(loss, make_views)
 
 
-@every_loss
-def test_weight_zero_removes_a_sample(loss):
-    keep = np.arange(N) != 4
-    first, second = arrays()
-    weighted = results(loss, first, second, weights=keep)
-    assert_close(weighted, results(loss, first, second, keep), FLOAT32)
-
-
 # Limits ----
 
 
