@@ -420,7 +420,7 @@ def test_float32_of_many_classes(row):
     targets = rng.choice([-1, 0, 1], (24, 80), p=[0.05, 0.9, 0.05])
     batch = Batch((logits, targets), np.ones(24, bool), np.ones(24))
     pytest.importorskip("torch")
-    got: Any = evaluate(row, batch, reductions=("mean",))
+    got: Any = evaluate(row, batch, np.float32, ("mean",))
     expected: Any = torch_values(row, batch, reductions=("mean",))
     assert_close(got["mean"], expected["mean"], FLOAT32)
     assert_close(widen(got["mean_grad"][0]), expected["mean_grad"][0], FLOAT32)
