@@ -658,28 +658,34 @@ def robust_multilabel_loss(x, t, *, ramp=-0.8, leak=0.1, binary_weight=5.0):
 # Proxies ----
 
 
-def proxy_anchor_loss(
-    features,
-    labels,
-    proxies,
-    *,
-    margin=0.1,
-    scale=32.0,
-    where=None,
-    sample_weights=None,
-    reduction="mean",
-):
-    """The two sums over the samples of each class, a sample of weight s counted s times."""
-    weights = np.ones(len(labels)) if sample_weights is None else np.asarray(sample_weights)
-    rows = [i for i in kept_rows(labels, where) if weights[i] > 0]  # Weight 0 removes a sample.
-    cosines = cosine_logits(features[rows], proxies)
-    own = labels[rows, None] == np.arange(proxies.shape[1])
-    weights = weights[rows]
-    pulls = np.log1p(weights @ (own * np.exp(-scale * (cosines - margin))))[own.any(axis=0)]
-    pushes = np.log1p(weights @ (~own * np.exp(scale * (cosines + margin))))
-    if reduction == "sum":
-        return np.sum(pulls) + np.sum(pushes)
-    return np.sum(pulls) / max(len(pulls), 1) + np.mean(pushes)
+def over_proxies(
+    values, cosine_logits=cosine_logits, asarray: Any = np.asarray
+) -> Callable[..., Any]:
+    """A loss of two values of each class, the first of the classes that have a sample.
+
+    They are sums over the samples that are left, of which one of weight s counts s times.
+    """
+
+    def loss(
+        features, labels, proxies, *, where=None, sample_weights=None, reduction="mean", **options
+    ):
+        weights = asarray(np.ones(len(labels)) if sample_weights is None else sample_weights)
+        rows = [i for i in kept_rows(labels, where) if weights[i] > 0]  # Weight 0 removes a sample.
+        own = np.asarray(labels)[rows, None] == np.arange(proxies.shape[1])
+        cosines = cosine_logits(features[rows], proxies)
+        pulls, pushes = values(cosines, own, weights[rows], **options)
+        pulls = pulls[own.any(axis=0)]
+        if reduction == "sum":
+            return pulls.sum() + pushes.sum()
+        return pulls.sum() / max(len(pulls), 1) + pushes.mean()
+
+    return loss
+
+
+@over_proxies
+def proxy_anchor_loss(cosines, own, weights, *, margin=0.1, scale=32.0):
+    pulls = np.log1p(weights @ (own * np.exp(-scale * (cosines - margin))))
+    return pulls, np.log1p(weights @ (~own * np.exp(scale * (cosines + margin))))
 
 
 @over_each_row

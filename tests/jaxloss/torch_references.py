@@ -387,33 +387,15 @@ def robust_multilabel_loss(logits, targets, *, ramp=-0.8, leak=0.1, binary_weigh
     return values
 
 
-def proxy_anchor_loss(
-    features,
-    labels,
-    proxies,
-    *,
-    margin=0.1,
-    scale=32.0,
-    where=None,
-    sample_weights=None,
-    reduction="mean",
-):
-    rows = references.kept_rows(labels, where)
-    cosines = cosine_logits(features[rows], proxies)
-    log_weights = cosines.new_ones(len(rows)) if sample_weights is None else sample_weights[rows]
-    log_weights = log_weights.log()[:, None]
-    own = F.one_hot(labels[rows].clamp(min=0), proxies.shape[1]).bool()
-    zero = cosines.new_zeros(1, proxies.shape[1])
+@partial(references.over_proxies, cosine_logits=cosine_logits, asarray=as_tensor)
+def proxy_anchor_loss(cosines, own, weights, *, margin=0.1, scale=32.0):
+    own, zero = torch.tensor(own), cosines.new_zeros(1, own.shape[1])
 
     def log1p_sum(exponents, members):
-        kept = (exponents + log_weights).masked_fill(~members, -torch.inf)
+        kept = (exponents + weights.log()[:, None]).masked_fill(~members, -torch.inf)
         return torch.cat([zero, kept]).logsumexp(0)
 
-    pulls = log1p_sum(-scale * (cosines - margin), own)[own.any(dim=0)]
-    pushes = log1p_sum(scale * (cosines + margin), ~own)
-    if reduction == "sum":
-        return pulls.sum() + pushes.sum()
-    return pulls.sum() / max(len(pulls), 1) + pushes.mean()
+    return log1p_sum(-scale * (cosines - margin), own), log1p_sum(scale * (cosines + margin), ~own)
 
 
 @over_rows
