@@ -59,14 +59,13 @@ def over_rows(per_sample: Callable[..., Any], asarray: Any = np.asarray) -> Call
     return loss
 
 
-def over_each_row(of_row: Callable[..., Any]) -> Callable[..., Any]:
+def over_each_row(of_row: Callable[..., Any], asarray: Any = np.asarray) -> Callable[..., Any]:
     """As `over_rows`, of a function `of_row(x, y)` of a row and its label or targets."""
 
-    @over_rows
-    def loss(scored, labels, *shared, **options):
+    def values(scored, labels, *shared, **options):
         return [of_row(x, y, *shared, **options) for x, y in zip(scored, labels, strict=True)]
 
-    return loss
+    return over_rows(values, asarray)
 
 
 def unit(x):

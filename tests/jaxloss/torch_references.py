@@ -24,6 +24,7 @@ def as_tensor(values, dtype=None):
 
 
 over_rows = partial(references.over_rows, asarray=as_tensor)
+over_each_row = partial(references.over_each_row, asarray=as_tensor)
 over_pairs = partial(references.over_pairs, over_rows=over_rows)
 of_views = partial(references.of_views, asarray=as_tensor)
 
@@ -320,23 +321,19 @@ def _two_sided(x, t, weights, *, positive_temperature=4.0, negative_temperature=
     return F.softplus(gap, threshold=500)
 
 
-@over_rows
-def sample_wise_loss(logits, targets, **options):
-    ones = torch.ones_like(logits[:1].flatten())
-    return [_two_sided(x, t, ones, **options) for x, t in zip(logits, targets, strict=True)]
+@over_each_row
+def sample_wise_loss(x, t, **hyperparameters):
+    return _two_sided(x, t, torch.ones_like(x), **hyperparameters)
 
 
 class_wise_loss = references.over_classes(_two_sided, as_tensor)
 two_way_loss = references.two_way(class_wise_loss, sample_wise_loss)
 
 
-@over_rows
-def multilabel_softmax_loss(logits, targets):
-    values = []
-    for x, t in zip(logits, targets, strict=True):
-        proportions = t.clamp(min=0).to(x) / t.clamp(min=0).sum()
-        values.append(F.cross_entropy(x[t >= 0], proportions[t >= 0]) if (t > 0).any() else None)
-    return values
+@over_each_row
+def multilabel_softmax_loss(x, t):
+    proportions = t.clamp(min=0).to(x) / t.clamp(min=0).sum()
+    return F.cross_entropy(x[t >= 0], proportions[t >= 0]) if (t > 0).any() else None
 
 
 @over_rows
@@ -359,32 +356,29 @@ def asymmetric_loss(
     return list(-(positives * (targets > 0) + negatives * (targets == 0)).sum(dim=1))
 
 
-@over_rows
-def warp_loss(logits, targets):
-    values = []
-    for x, t in zip(logits, targets, strict=True):
-        hinges = (1 - x[t > 0][:, None] + x[t == 0][None]).clamp(min=0)
-        ranks = (hinges > 0).sum(dim=1)
-        harmonic = x.new_tensor([sum(1 / j for j in range(1, r + 1)) for r in ranks.tolist()])
-        values.append((hinges.sum(dim=1) * harmonic / ranks.clamp(min=1)).sum())
-    return values
+def _harmonic(ranks):
+    sums = [sum(1 / j for j in range(1, r + 1)) for r in ranks.tolist()]
+    return torch.tensor(sums, dtype=torch.float64)
 
 
-@over_rows
-def robust_multilabel_loss(logits, targets, *, ramp=-0.8, leak=0.1, binary_weight=5.0):
+@over_each_row
+def warp_loss(x, t):
+    hinges = (1 - x[t > 0][:, None] + x[t == 0][None]).clamp(min=0)
+    ranks = (hinges > 0).sum(dim=1)
+    return (hinges.sum(dim=1) * _harmonic(ranks) / ranks.clamp(min=1)).sum()
+
+
+@over_each_row
+def robust_multilabel_loss(x, t, *, ramp=-0.8, leak=0.1, binary_weight=5.0):
     """As in the authors' code, a ramp is a hinge minus a part of a later hinge."""
 
-    def ramps(t):
-        return (1 - t).clamp(min=0) - (1 - leak) * (ramp - t).clamp(min=0)
+    def ramps(z):
+        return (1 - z).clamp(min=0) - (1 - leak) * (ramp - z).clamp(min=0)
 
-    values = []
-    for x, t in zip(logits, targets, strict=True):
-        gaps = x[t > 0][:, None] - x[t == 0][None]
-        ranks = (gaps < 1).sum(dim=1).tolist()
-        harmonic = x.new_tensor([sum(1 / j for j in range(1, r + 1)) for r in ranks])
-        binary = ramps(x[t > 0]).sum() + ramps(-x[t == 0]).sum()
-        values.append((ramps(gaps).sum(dim=1) * harmonic).sum() + binary_weight * binary)
-    return values
+    gaps = x[t > 0][:, None] - x[t == 0][None]
+    binary = ramps(x[t > 0]).sum() + ramps(-x[t == 0]).sum()
+    pairs = ramps(gaps).sum(dim=1) * _harmonic((gaps < 1).sum(dim=1))
+    return pairs.sum() + binary_weight * binary
 
 
 @partial(references.over_proxies, cosine_logits=cosine_logits, asarray=as_tensor)
