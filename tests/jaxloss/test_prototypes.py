@@ -25,8 +25,8 @@ def norms(prototypes):
 
 def cosines(prototypes):
     """The cosines of all pairs of different prototypes."""
-    units = np.asarray(prototypes, np.float64) / norms(prototypes)
-    return (units.T @ units)[~np.eye(units.shape[1], dtype=bool)]
+    columns = np.asarray(prototypes, np.float64)
+    return references.cosine_logits(columns.T, columns)[~np.eye(columns.shape[1], dtype=bool)]
 
 
 def sphere(rng, dim, num):

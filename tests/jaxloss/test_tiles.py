@@ -16,6 +16,7 @@ from jaxloss.pairs.fused import in_two_stages, weighted_sum
 from jaxloss.pairs.rows import Rows, anchors_and_references
 from jaxloss.pairs.visits import Sides, in_both_directions, largest_of, rows_at, statistics_of
 from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, over_mesh
+from tests.jaxloss.references import overlaps as jaccard
 from tests.tolerances import FLOAT32
 
 DEVICES = 4
@@ -74,13 +75,6 @@ def make_rows(rng, n, dim=5, positions=None, multi_hot=False) -> Any:
 PARAMS = {"scale": np.float64(1.3), "shift": np.float64(0.2)}
 
 
-def jaccard(a, b):
-    """Of the sets of classes that are known for both."""
-    known = (a >= 0) & (b >= 0)
-    union = np.sum(known & ((a > 0) | (b > 0)))
-    return np.sum(known & (a > 0) & (b > 0)) / union if union else 0.0
-
-
 def plain(statistics, params, anchors, references, similarity):
     """The statistics by arrays of all pairs, written another way."""
     products = anchors.features @ references.features.T
@@ -92,8 +86,8 @@ def plain(statistics, params, anchors, references, similarity):
     if anchors.labels.ndim == 1:
         overlaps = same = anchors.labels[:, None] == references.labels[None, :]
     else:
-        labels = np.asarray(references.labels)
-        overlaps = jnp.array([[jaccard(a, b) for b in labels] for a in np.asarray(anchors.labels)])
+        labels, of_anchors = (np.asarray(rows.labels) for rows in (references, anchors))
+        overlaps = jnp.array([jaccard(y, labels) for y in of_anchors])
         same = overlaps > 0
     reductions = {
         LOGSUMEXP: lambda v, m: jax.nn.logsumexp(v, axis=1, where=m),
