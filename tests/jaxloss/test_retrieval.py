@@ -41,7 +41,7 @@ def flat(values):
 GALLERY = ("references", "reference_labels", "reference_where")
 
 
-def check(rows, gallery, dtype=np.float32, **options):
+def check(rows, gallery, dtype: Any = np.float32, **options):
     """Against the loops, with NaN in masked rows."""
     features, labels, where = rows
     given = dict(zip(GALLERY, gallery, strict=False))
