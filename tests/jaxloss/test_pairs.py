@@ -537,3 +537,27 @@ def test_keys_without_annotations(m):
             run(q, k)
     else:
         np.testing.assert_allclose(run(q, k), jaxloss.info_nce_loss(q, k), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "dtype"), [(1, np.int32), (2, np.uint32)])
+def test_ids_that_differ_leave_out_no_key(devices, dtype):
+    """Negative ones, too, and the largest of an unsigned dtype, beside keys of no query."""
+    q, k = jnp.asarray(X[:4], jnp.float32), jnp.asarray(R[:8], jnp.float32)
+    ids = jnp.asarray(np.array([-1, 3, -2, 0]).astype(dtype))
+    loss = jaxloss.sharded_loss(jaxloss.info_nce_loss, mesh((devices,)), "batch")
+    got = jax.jit(loss, compiler_options=QUICK)(q, k, ids=ids)
+    np.testing.assert_allclose(got, jaxloss.info_nce_loss(q, k), rtol=1e-5)
+
+
+def test_references_of_float64_beside_features_of_float32():
+    """A traced temperature keeps its bits, too."""
+    with enable_x64(True):
+        x, y, r = jnp.asarray(X, jnp.float32), jnp.asarray(Y), jnp.asarray(R)
+        run = partial(jaxloss.nca_loss, references=r, reference_labels=jnp.asarray(L))
+        got, expected = (
+            jax.jit(lambda x, t: run(x, y, temperature=t))(rows, 0.7)
+            for rows in (x, x.astype(jnp.float64))
+        )
+    assert got.dtype == np.float64
+    np.testing.assert_allclose(got, expected, rtol=1e-14)
