@@ -561,3 +561,27 @@ def test_references_of_float64_beside_features_of_float32():
         )
     assert got.dtype == np.float64
     np.testing.assert_allclose(got, expected, rtol=1e-14)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("similarity", ["negative_squared_distance", "negative_distance"])
+def test_towers_of_distances(similarity):
+    """Query 0 and its key are equal: their distance has no gradient."""
+    eye = jnp.eye(N, M, dtype=bool)
+
+    def loss(queries, keys):
+        towers = compare_towers(queries, keys, similarity=similarity)
+        (others,) = towers.statistics((), Statistic(LOGSUMEXP, lambda s, _: s))
+        return towers.reduce(others - towers.own)
+
+    def dense(queries, keys):
+        far = jnp.sum((queries[:, None, :] - keys[None, :, :]) ** 2, axis=2)
+        if similarity == "negative_distance":
+            far = jnp.where(far > 0, jnp.sqrt(jnp.where(far > 0, far, 1.0)), 0.0)
+        own = jnp.sum(jnp.where(eye, far, 0.0), axis=1)
+        return jnp.mean(among(-far, ~eye) + own)
+
+    with enable_x64(True):
+        arrays = {"queries": jnp.asarray(X), "keys": jnp.asarray(np.concatenate([X[:1], R[1:]]))}
+        got, expected = gradients(loss, arrays), gradients(dense, arrays)
+    chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-11)
