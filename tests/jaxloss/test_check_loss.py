@@ -212,6 +212,15 @@ def mean_by(denominator):
     return when("mean", mean)
 
 
+def times_all_weights(losses, counts, weights, *_):
+    """0 times a weight of NaN is NaN."""
+    return (1 if weights is None else weights) * jnp.where(counts, losses, 0)
+
+
+def all_but_minus_one(labels, where):
+    return only_mask(labels, where) & (labels != -1)
+
+
 def sum_for_none(losses, counts, weights, _, axis_name):
     return reduce_rows(losses, counts, weights, "sum", axis_name)
 
@@ -243,6 +252,18 @@ def square_once(x):
 
 
 square_once.defvjp(lambda x: (x**2, x), lambda x, g: (g * lax.stop_gradient(2 * x),))
+
+
+@jax.custom_vjp
+def with_gradient_of_all_rows(rows, valid):
+    """The gradient of a mean over all rows, masked ones included."""
+    return without_invalid(rows, valid)
+
+
+with_gradient_of_all_rows.defvjp(
+    lambda rows, valid: (without_invalid(rows, valid), valid),
+    lambda valid, g: (without_invalid(g, valid) * valid.mean(dtype=g.dtype), None),
+)
 
 
 def through(function):
@@ -287,6 +308,11 @@ def of_scaled_rows(rows, labels, *, scale=2.0, before=without_invalid, **common)
     return own()(scaled, labels, **common)
 
 
+def of_a_scale_that_devices_stop(rows, labels, *, scale=2.0, axis_name=None, **common):
+    scale = scale if axis_name is None else lax.stop_gradient(scale)
+    return of_scaled_rows(rows, labels, scale=scale, axis_name=axis_name, **common)
+
+
 def of_numbers_that_cannot_be_traced(rows, labels, *, smoothing=0.0, power=2, **common):
     if smoothing:
         raise NotImplementedError
@@ -307,6 +333,13 @@ FAULTS = {
     "keywords": ("keywords", without_keywords),
     "if on values": ("jit", own(valid=only_on_values)),
     "computed in float32": ("float64", own(widen=lambda rows: rows.astype(jnp.float32))),
+    "float32 inside": (
+        "float64",
+        own(
+            widen=lambda rows: rows.astype(jnp.float32),
+            reduce=lambda *args: reduce_rows(*args).astype(jnp.float64),
+        ),
+    ),
     "root of 0": ("finite", own(partial(pairs, root=jnp.sqrt))),
     "double where missing": ("duplicates", own(partial(pairs, root=root_of_apart))),
     "norm of 0": ("zeros", own(prepare=over_norm)),
@@ -324,17 +357,27 @@ FAULTS = {
         own(partial(pairs, defined=lambda valid, positives: valid)),
     ),
     "0 / 0": ("nothing_counts", own(reduce=mean_by(lambda _, weights: weights.sum()))),
+    "maximum of no rows": (
+        "nothing_counts",
+        own(prepare=lambda rows, valid: without_invalid(rows - rows.max(), valid)),
+    ),
     "pairs with padding": ("masks", own(partial(pairs, usable_rows=jnp.ones_like))),
+    "gradient of all rows": ("masks", own(prepare=with_gradient_of_all_rows)),
     "0 times NaN": (
         "padding_leaks",
         own(prepare=lambda rows, valid: rows * valid[:, None].astype(rows.dtype)),
     ),
     "mask of the losses alone": ("padding_leaks", own(prepare=lambda rows, valid: rows)),
+    "0 times a weight of NaN": (
+        "padding_leaks",
+        own(reduce=when("sum", lambda *args: times_all_weights(*args).sum())),
+    ),
     "negative label": (
         "ignored_labels",
         own(partial(cross_entropies, index=lambda labels, valid: labels), valid=only_mask),
     ),
     "unknown targets": ("ignored_labels", own(binary_entropies, valid=only_mask)),
+    "only the label -1": ("ignored_labels", own(valid=all_but_minus_one)),
     "scale of padding": (
         "hyperparameters",
         partial(of_scaled_rows, before=lambda rows, valid: rows),
@@ -354,6 +397,7 @@ FAULTS = {
         "none",
         own(reduce=when("none", lambda losses, _, weights, *others: losses * weights)),
     ),
+    "none of a weight of NaN": ("none", own(reduce=when("none", times_all_weights))),
     "a scalar as none": ("none", own(reduce=when("none", sum_for_none))),
     "unweighted sum": (
         "sums",
@@ -386,13 +430,25 @@ FAULTS = {
         "device_gradients",
         own(partial(pairs, gather_rows=gathered_without_gradient)),
     ),
+    "scale without gradient": ("device_gradients", of_a_scale_that_devices_stop),
     "sum that varies": ("check_vma", own(reduce=partial(reduce_rows, total=sum_of_gathered))),
 }
 
 
 FIRST = {rule: name for name, (rule, _) in reversed(FAULTS.items())}
-OFTEN = {*FIRST.values(), "weights not in the denominator", "denominator of at least 1"}
-"""A fault of every rule, and some more of means; `make long` has the others."""
+OFTEN = {
+    *FIRST.values(),
+    "float32 inside",
+    "maximum of no rows",
+    "gradient of all rows",
+    "0 times a weight of NaN",
+    "only the label -1",
+    "none of a weight of NaN",
+    "weights not in the denominator",
+    "denominator of at least 1",
+    "scale without gradient",
+}
+"""A fault for every part of a rule; `make long` has the others."""
 
 
 @pytest.mark.slow
@@ -414,7 +470,7 @@ def test_planted_faults(name, monkeypatch):
     assert f'"{rule}"' in text
     assert "What to do: " in text
     if rule != "keywords":
-        assert f"Smallest input found, n = {len(error.inputs['labels'])}:\n  rows = [[" in text
+        assert f"Smallest input found, n = {len(error.inputs['labels'])}:\n  rows = [" in text
 
 
 @pytest.mark.slow
