@@ -585,3 +585,12 @@ def test_towers_of_distances(similarity):
         arrays = {"queries": jnp.asarray(X), "keys": jnp.asarray(np.concatenate([X[:1], R[1:]]))}
         got, expected = gradients(loss, arrays), gradients(dense, arrays)
     chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_second_derivatives_of_far_pairs():
+    """Relative to the nearest pair, the exponential of an anchor with itself would overflow."""
+    x, y = jnp.asarray(100 * X, jnp.float32), jnp.asarray(Y)
+    gradient = jax.grad(jaxloss.nca_loss)
+    product = jax.jit(jax.grad(lambda x: jnp.vdot(gradient(x, y), x)))(x)
+    assert np.all(np.isfinite(product))
+    assert np.any(product)
