@@ -594,3 +594,12 @@ def test_second_derivatives_of_far_pairs():
     product = jax.jit(jax.grad(lambda x: jnp.vdot(gradient(x, y), x)))(x)
     assert np.all(np.isfinite(product))
     assert np.any(product)
+
+
+@pytest.mark.parametrize("denominator", ["all", "negatives"])
+def test_an_overlap_below_one_is_a_weight(denominator):
+    """A single positive has all of the weight, as with class indices."""
+    x, labels = jnp.asarray(X[:4], jnp.float32), jnp.array([0, 0, 1, 1])
+    targets = jnp.array([[1, 1, 0], [1, 0, 0], [0, 0, 1], [0, 0, 1]])
+    loss = partial(jaxloss.supervised_contrastive_loss, x, denominator=denominator)
+    np.testing.assert_allclose(loss(targets), loss(labels), rtol=1e-5)
