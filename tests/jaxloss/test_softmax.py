@@ -26,6 +26,23 @@ def test_a_count_is_a_target_of_one():
     np.testing.assert_allclose(*losses, rtol=FLOAT32)
 
 
+def test_gradient_of_targets_at_logits_of_zero():
+    """As of a classifier that starts at zero."""
+    targets = jnp.array([[1.0, 0.0, 0.25]])
+    gradient = jax.grad(lambda z: jaxloss.sigmoid_loss(z, targets))(jnp.zeros((1, 3)))
+    np.testing.assert_allclose(gradient, 0.5 - targets, rtol=FLOAT32)
+
+
+def test_a_class_that_is_left_out_beside_a_traced_smoothing_of_zero():
+    logits, labels = jnp.array([[0.5, -jnp.inf, 2.0]]), jnp.array([0])
+    run = jax.jit(
+        jax.value_and_grad(lambda z, e: jaxloss.softmax_loss(z, labels, label_smoothing=e))
+    )
+    value, gradient = run(logits, 0.0)
+    np.testing.assert_allclose(value, jaxloss.softmax_loss(logits, labels), rtol=FLOAT32)
+    assert finite(gradient)
+
+
 def test_confident_logits_keep_their_small_loss():
     """Without log1p, log(1 + e^-30) is 0. The softmax loss may round to 0, its gradient may not."""
     logits = jnp.array([[30.0, 0.0]])
