@@ -101,6 +101,20 @@ def test_the_number_of_arrays_decides_and_not_their_names(loss):
     np.testing.assert_allclose(got, jax.jit(jaxloss.sum_loss)(*args), rtol=FLOAT32)
 
 
+def test_a_traced_weight_has_the_dtype_of_the_computation():
+    """Here that of the classifier, beside features of float32."""
+    with enable_x64(True):
+        features, labels, *classifier = map(jnp.asarray, problem(105))
+        features = features.astype(jnp.float32)
+        got, expected = (
+            jax.jit(
+                lambda x, t: jaxloss.spectral_sum_loss(x, labels, *classifier, metric_weight=t)
+            )(x, 0.3)
+            for x in (features, features.astype(jnp.float64))
+        )
+    np.testing.assert_allclose(got, expected, rtol=1e-14)
+
+
 @every_sum
 @pytest.mark.parametrize(
     ("loss", "mentions"),

@@ -37,6 +37,18 @@ def test_proxy_anchor_without_normalization():
     assert abs(loss(features, labels, unit_proxies, normalize=False) - expected) > 0.1
 
 
+def test_a_zero_proxy_is_at_distance_one():
+    """Of all unit vectors, as with features and proxies that are normalised before."""
+    features, labels, proxies = arrays()
+    proxies = proxies.at[:, 1].set(0)
+    units = features / jnp.linalg.norm(features, axis=1, keepdims=True)
+    norms = jnp.linalg.norm(proxies, axis=0, keepdims=True)
+    unit_proxies = proxies / jnp.where(norms == 0, 1, norms)
+    expected = jaxloss.proxy_nca_loss(units, labels, unit_proxies, normalize=False)
+    got = jaxloss.proxy_nca_loss(features, labels, proxies)
+    np.testing.assert_allclose(got, expected, rtol=4 * FLOAT32)
+
+
 def test_weights_of_proxy_anchor_count_samples():
     """Weight 2 is the same sample twice, and weight 0 removes it, and its class."""
     features, labels, proxies = arrays()
