@@ -162,6 +162,15 @@ def test_reverse_over_reverse(name):
         assert_close(got, expected, 1e-12)
 
 
+def test_second_derivatives_of_a_confident_sample():
+    """Relative to the other logits, the exponential of the target would overflow."""
+    loss = partial(jaxloss.classifier_loss, labels=jnp.array([0]), weights=jnp.eye(2), block_size=1)
+    gradient = jax.grad(loss)
+    x = jnp.array([[200.0, 0.0]])
+    product = jax.jit(jax.grad(lambda x: jnp.vdot(gradient(x), x)))(x)
+    assert np.all(np.isfinite(product))
+
+
 def test_forward_mode_takes_a_single_block():
     features, labels, weights, _ = problem({})
 
