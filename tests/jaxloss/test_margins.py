@@ -131,6 +131,13 @@ def test_with_a_bias_in_blocks(block_size):
         assert_close(curved, its_curvature, 1e-11)
 
 
+def test_a_class_that_is_left_out_costs_infinity():
+    """Whatever its angle; the samples of other classes do not see it."""
+    x, labels, bias = jnp.eye(3, 2), jnp.array([0, 1, 1]), jnp.array([-jnp.inf, 0.5])
+    loss = partial(cosine_loss, weights=jnp.eye(2), bias=bias, reduction="none")
+    np.testing.assert_array_equal(loss(x, labels, angular_margin=0.3), [np.inf, 0, 0])
+
+
 def test_memory_of_sub_centres():
     """Neither logits of all classes, nor products with all sub-centres."""
     n, dim, classes, centres = 48, 16, 600, 3
