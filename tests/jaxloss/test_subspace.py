@@ -402,6 +402,18 @@ def test_the_spectral_gradient_does_not_depend_on_the_scale(scale):
 # Overlap ----
 
 
+def test_gradient_where_the_largest_singular_value_repeats():
+    """All are equal up to rounding: it is the mean over the directions."""
+    rng, dim, power = np.random.default_rng(94), 6, 0.3
+    features, cotangent = rng.normal(size=(2, 5, dim)).astype(np.float32)
+    weights = np.linalg.qr(rng.normal(size=(dim, dim)))[0].astype(np.float32)
+    project = partial(jaxloss.project_spectral_complement, power=power)
+    pull_back = jax.jit(lambda x, w, c: jax.vjp(partial(project, x), w)[1](c)[0])
+    both = features.T @ cotangent + cotangent.T @ features
+    expected = power / 2 * (np.trace(both) / dim * weights - both @ weights)
+    np.testing.assert_allclose(pull_back(features, weights, cotangent), expected, atol=1e-5)
+
+
 def test_spectral_overlap_gradient():
     rng = np.random.default_rng(87)
     with enable_x64(True):
@@ -435,6 +447,15 @@ def test_spectral_basis_is_the_decomposition(case, dtype):
     np.testing.assert_allclose(vectors.T @ vectors, np.eye(rank), atol=tolerance)
     used = vectors[:, : len(singular)]
     np.testing.assert_allclose(used @ used.T @ weights, weights, atol=10 * tolerance)
+
+
+def test_null_directions_of_a_large_classifier():
+    """Their singular values are rounding errors, of more units in the last place than one."""
+    rng = np.random.default_rng(95)
+    weights = rng.normal(size=(64, 8)) @ rng.normal(size=(8, 400))
+    values = jaxloss.spectral_basis(jnp.asarray(weights, jnp.float32)).values
+    assert values[:8].all()
+    assert not values[8:].any()
 
 
 def test_no_gradient_flows_through_a_basis():
