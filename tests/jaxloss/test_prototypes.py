@@ -106,6 +106,22 @@ def test_rising_temperature_separates_the_closest_pair():
     assert uniformity(rising) < uniformity(sphere(np.random.default_rng(7), 12, 60)) - 0.05
 
 
+def test_temperatures_of_the_first_and_the_last_step(monkeypatch):
+    from jaxloss.features import prototypes
+
+    seen = []
+
+    def recorded(points, temperature):
+        jax.debug.callback(lambda t: seen.append(float(t)), temperature)
+        return jnp.zeros_like(points)
+
+    monkeypatch.setattr(prototypes, "_uniformity_gradient", recorded)
+    options = {"num_steps": 3, "temperature": 2.0, "final_temperature": 50.0}
+    jaxloss.uniform_prototypes(jax.random.key(9), 3, 2, **options).block_until_ready()
+    jax.effects_barrier()
+    np.testing.assert_allclose(sorted(seen), [2, 10, 50], rtol=4 * FLOAT32)
+
+
 def test_descent_follows_the_gradient_of_the_uniformity():
     from jaxloss.features.prototypes import _uniformity_gradient
 

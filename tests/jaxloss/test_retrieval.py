@@ -115,6 +115,9 @@ def test_nothing_counts_and_nan():
     assert not flat(metrics(features, labels, where=jnp.zeros(4, bool))).any()
     assert not flat(metrics(features[:0], labels[:0])).any()
     assert np.isnan(flat(metrics(features.at[1].set(jnp.nan), labels // 2))).all()
+    # Also in a reference of a class that no sample has.
+    references = {"references": features.at[3].set(jnp.nan), "reference_labels": labels}
+    assert np.isnan(flat(metrics(features[:3], labels[:3], **references))).all()
 
 
 def test_equal_distances_go_by_index():
