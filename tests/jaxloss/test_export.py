@@ -9,8 +9,17 @@ from jax import export
 
 import jaxloss
 from tests.jaxloss.harness import over
-from tests.jaxloss.loss_table import FUNCTIONS, LOSSES, TILES_OF_A_KIND, features_and_labels
+from tests.jaxloss.loss_table import (
+    FUNCTIONS,
+    LOSSES,
+    TILES_OF_A_KIND,
+    VARIANTS,
+    features_and_labels,
+)
 from tests.tolerances import FLOAT32
+
+IN_BLOCKS = tuple(row for row in VARIANTS if row.name == "triplet_semihard_in_blocks")
+"""Each anchor with all references at once, which have an order."""
 
 
 def check(function, args, number, rtol, atol=0.0, sizes=(12,)):
@@ -34,7 +43,10 @@ def inputs(make_inputs):
     return [x if x.dtype == np.float32 else x.astype(np.int32) for x in made]
 
 
-@over(LOSSES + TILES_OF_A_KIND, often=[row for row in LOSSES if row.name == "nca"])
+@over(
+    LOSSES + TILES_OF_A_KIND + IN_BLOCKS,
+    often=(*(row for row in LOSSES if row.name == "nca"), *IN_BLOCKS),
+)
 def test_loss_of_any_number_of_rows(row):
     loss = partial(row.function, **row.kwargs)
     check(loss, inputs(row.make_inputs), 2, 16 * FLOAT32, 16 * FLOAT32)

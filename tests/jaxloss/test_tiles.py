@@ -435,9 +435,9 @@ def test_devices(with_references, how, way, monkeypatch):
 
 
 def test_ring_holds_no_row_of_other_devices_but_one_block(monkeypatch):
-    """No array of the whole batch in the program of a device."""
-    monkeypatch.setattr(visits, "GATHERED_BYTES", 0)
+    """No array of the whole batch, which is too large, in the program of a device."""
     rows, dim = 6, 11
+    monkeypatch.setattr(visits, "GATHERED_BYTES", 4 * DEVICES * rows * dim - 1)
     gradient = jax.grad(partial(jaxloss.nca_loss, axis_name="batch"))
     step = over_mesh(lambda x, y: gradient(x, y), P("batch"), P("batch"))
     n = DEVICES * rows
