@@ -224,3 +224,16 @@ def test_unused_prototypes_do_not_leak(loss):
     value, gradient = run(jnp.eye(4, 3), labels, prototypes)
     assert np.isfinite(value)
     assert np.isfinite(gradient).all()
+
+
+@losses
+def test_padding_does_not_leak_into_second_derivatives(loss):
+    features, labels = jnp.eye(4, 3).at[3].set(jnp.nan), jnp.array([0, 1, 0, -1])
+    leaves = features, 2 * jnp.eye(3, 2) - 0.5
+
+    def product(leaves):
+        gradients = jax.grad(lambda leaves: loss(leaves[0], labels, leaves[1]))(leaves)
+        return sum(jnp.sum(gradient**2) for gradient in gradients)
+
+    for gradient in jax.jit(jax.grad(product))(leaves):
+        assert np.isfinite(gradient).all()

@@ -2,6 +2,7 @@
 
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +25,16 @@ def test_a_count_is_a_target_of_one():
     logits = jnp.array([[0.5, -1.0, 2.0]])
     losses = [jaxloss.sigmoid_loss(logits, jnp.array([[n, 0, -1]])) for n in (1, 3)]
     np.testing.assert_allclose(*losses, rtol=FLOAT32)
+
+
+def test_label_and_weight_of_padding_are_not_read():
+    """Without jit, where XLA does not turn a product with a mask into a choice."""
+    features, labels = jnp.array([[0.5, -1.0, 2.0], [0.0, 1.0, 3.0]]), jnp.array([0, 9])
+    masked = {"where": jnp.array([True, False]), "sample_weights": jnp.array([2.0, jnp.nan])}
+    run = jax.value_and_grad(jaxloss.classifier_loss, 2)
+    got = run(features, labels, jnp.eye(3), **masked)
+    expected = run(features[:1], labels[:1], jnp.eye(3))
+    chex.assert_trees_all_close(got, expected, rtol=FLOAT32)
 
 
 def test_gradient_of_targets_at_logits_of_zero():
