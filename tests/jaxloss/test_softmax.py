@@ -37,6 +37,14 @@ def test_label_and_weight_of_padding_are_not_read():
     chex.assert_trees_all_close(got, expected, rtol=FLOAT32)
 
 
+@pytest.mark.parametrize("loss", [jaxloss.softmax_loss, jaxloss.sigmoid_loss])
+def test_labels_of_eight_bits_among_many_classes(loss):
+    """The numbers of the classes do not fit into the dtype of the labels."""
+    logits, labels = jnp.cos(jnp.arange(600.0).reshape(2, 300)), jnp.array([0, 200])
+    expected = loss(logits, labels)
+    np.testing.assert_allclose(loss(logits, labels.astype(jnp.uint8)), expected, rtol=FLOAT32)
+
+
 def test_gradient_of_targets_at_logits_of_zero():
     """As of a classifier that starts at zero."""
     targets = jnp.array([[1.0, 0.0, 0.25]])
