@@ -282,3 +282,11 @@ def test_sharded_loss_takes_arrays_of_any_sharding(kind):
     for x, y in ((X, Y), (np.asarray(X), np.asarray(Y)), jax.device_put((X, Y), rows)):
         np.testing.assert_allclose(spread(x, y), expected, rtol=4 * FLOAT32)  # pyright: ignore
         np.testing.assert_allclose(jax.jit(spread)(x, y), expected, rtol=4 * FLOAT32)  # pyright: ignore
+
+
+def test_an_option_that_is_not_hashable_outside_of_jit():
+    def scaled(logits, labels, *, scales, axis_name=None):
+        return max(scales) * jaxloss.softmax_loss(logits, labels, axis_name=axis_name)
+
+    got = jaxloss.sharded_loss(partial(scaled, scales={1.0, 3.0}), mesh(), "batch")(Z, Y)
+    assert float(got) == pytest.approx(float(3 * jaxloss.softmax_loss(Z, Y)))
