@@ -129,11 +129,13 @@ from jaxloss.losses.softmax import margin_softmax_loss, sigmoid_loss, softmax_lo
 from jaxloss.losses.towers import info_nce_loss, sigmoid_contrastive_loss
 from jaxloss.losses.triplets import triplet_loss
 from jaxloss.losses.views import barlow_twins_loss, vicreg_loss
+from jaxloss.pairs.metrics import ContrastiveMetrics
 from jaxloss.pairs.queue import Queue, make_queue, push
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ContrastiveMetrics",
     "Discriminability",
     "PrototypeSeparation",
     "Queue",

@@ -196,6 +196,16 @@ def row_mask(
     return array
 
 
+def mask_of(name: str, where: Any, shape: str, sizes: tuple[int, ...]) -> Bool[Array, "n k"]:
+    """Returns a mask of several dimensions as a bool array of these sizes."""
+    array = as_array(name, where, integers=False)
+    if array.dtype != jnp.bool_:
+        raise TypeError(f"`{name}` must have dtype bool, got {where.dtype}")
+    if array.shape != sizes:
+        raise ValueError(f"`{name}` must have shape [{shape}] = {sizes}, got {array.shape}")
+    return array
+
+
 def classifier(
     features: Float[Array, "n d"], weights: Any, bias: Any = None, *, sub_centres: bool = False
 ) -> tuple[Float[Array, "d C *K"], Float[Array, " C"] | None]:

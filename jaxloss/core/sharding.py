@@ -380,6 +380,9 @@ def _call(function: Any, given: Mapping[str, Any], spread: _Spread, result: Resu
     default = getattr(inspect.signature(function).parameters.get("reduction"), "default", None)
     reduction = named.get("reduction", default)
     of_rows = result == "rows" or (result == "loss" and reduction == "none")
+    out_spec: Any = P(spread.axes) if of_rows else P()
+    if named.get("metrics") is True:  # Beside the loss, the same on every device.
+        out_spec = (out_spec, P())
     axes = zip(_AXIS_NAMES, (spread.axes, spread.class_axes), strict=True)
     names = tuple(it for it in axes if it[1] is not None and _takes(it[0], function))
     arguments = _prepared(function, named, spread)
@@ -397,7 +400,7 @@ def _call(function: Any, given: Mapping[str, Any], spread: _Spread, result: Resu
         others,
         spread.mesh,
         tuple(specs[k] for k in which),
-        P(spread.axes) if of_rows else P(),
+        out_spec,
     )
     if any(isinstance(array, Tracer) for array in arrays):
         return program.mapped()(*arrays)
@@ -421,7 +424,7 @@ class _Program(NamedTuple):
     """The other leaves: their places, types and values."""
     mesh: Any
     specs: tuple[P, ...]
-    out_spec: P
+    out_spec: Any
 
     def mapped(self) -> Callable[..., Any]:
         def on_device(*own: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jax import Array
@@ -15,7 +15,9 @@ from jaxloss.core.logsumexp import inverse_if_known, softplus, softplus_where
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.comparison import compare
 from jaxloss.pairs.fused import in_two_stages
+from jaxloss.pairs.metrics import Watched, contrastive_metrics, watched
 from jaxloss.pairs.queue import Queue
+from jaxloss.pairs.rows import Similarity
 from jaxloss.pairs.statistics import LOGSUMEXP, SUM, ByClass, Statistic, over_temperature
 
 
@@ -26,7 +28,8 @@ def supervised_contrastive_loss(
     *,
     temperature: Number = 0.1,
     denominator: Literal["all", "negatives"] = "all",
-    normalize: bool = True,
+    similarity: Similarity = "cosine",
+    metrics: bool = False,
     references: Float[Array, "m d"] | Queue | None = None,
     reference_labels: Integer[Array, " m"] | Real[Array, "m C"] | Bool[Array, "m C"] | None = None,
     reference_where: Bool[Array, " m"] | None = None,
@@ -35,15 +38,16 @@ def supervised_contrastive_loss(
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
-) -> Float[Array, ""] | Float[Array, " n"]:
+) -> Any:
     r"""Supervised contrastive loss (SupCon), and SINCERE.
 
     .. math:: \ell_i = -\frac{1}{|P_i|} \sum_{p ∈ P_i}
        \log \frac{e^{s_{ip} / T}}{\sum_{a ∈ P_i ∪ N_i} e^{s_{ia} / T}}
 
-    s_ij is the cosine similarity. P_i are the references of the anchor's class, and N_i those of
-    other classes; neither contains the anchor. With `denominator="negatives"`, a positive competes
-    with the negatives only, not with other positives: the sum runs over p and N_i.
+    s_ij is the similarity, by default the cosine. P_i are the references of the anchor's class, and
+    N_i those of other classes; neither contains the anchor. With `denominator="negatives"`, a
+    positive competes with the negatives only, not with other positives: the sum runs over p and
+    N_i.
 
     With multi-hot targets, each positive has a weight, the Jaccard overlap of the two sets of
     classes. The mean over positives becomes a weighted mean. Pairs without overlap are negatives.
@@ -57,19 +61,22 @@ def supervised_contrastive_loss(
         two classes. A class that is unknown for one of two samples is left out of their overlap.
       temperature: T > 0. It may be traced, and has a gradient.
       denominator: `"all"`, or `"negatives"`. With one positive for every anchor, both are equal.
-      normalize: Whether to divide features and references by their norms. Without it, s are inner
-        products. A zero vector has cosines of 0 and no gradient.
+      similarity: s_ij: `"cosine"`, `"inner"`, `"negative_squared_distance"` −‖x − y‖², or
+        `"negative_distance"` −‖x − y‖. A zero vector has cosines of 0 and no gradient.
+      metrics: Whether to return `(loss, ContrastiveMetrics)`, as `jax.value_and_grad(...,
+        has_aux=True)` takes it. It costs little, as the same tiles serve both.
       references, reference_labels, reference_where, block_size: The keywords of pairwise losses in
         `jaxloss`. The labels of references are of the same kind as `labels`.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
         without a positive does not count, nor one whose targets are all unknown.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`. The code of Khosla et al. multiplies it by
-      T / 0.07.
+      A scalar, or `[n]` for `reduction="none"`; with `metrics`, a pair of it and
+      `ContrastiveMetrics`. The code of Khosla et al. multiplies the loss by T / 0.07.
 
     Raises:
-      ValueError: If `temperature` or `block_size` is not positive, or `denominator` is unknown.
+      ValueError: If `temperature` or `block_size` is not positive, or `denominator` or `similarity`
+        is unknown.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -98,19 +105,21 @@ def supervised_contrastive_loss(
         references=references,
         reference_labels=reference_labels,
         reference_where=reference_where,
-        similarity="cosine" if normalize else "inner",
+        similarity=similarity,
         where=where,
         block_size=block_size,
         axis_name=axis_name,
     )
     temperature = checks.in_range("temperature", temperature, pairs.dtype, above=0)
     params = jnp.asarray(temperature)
-    bound = inverse_if_known(temperature) if normalize else None
+    bound = inverse_if_known(temperature) if similarity == "cosine" else None
     logits = Statistic(LOGSUMEXP, over_temperature, bound=bound, is_smooth=True)
     overlap = Statistic(SUM, _overlap, is_smooth=True)
+    others = watched(over_temperature) if metrics else ()
     if denominator == "all":
-        sums, weights, weighted = pairs.statistics(
-            params, logits, overlap, Statistic(SUM, _weighted_logit, is_smooth=True)
+        weighted_logit = Statistic(SUM, _weighted_logit, is_smooth=True)
+        sums, weights, weighted, *found = pairs.statistics(
+            params, logits, overlap, weighted_logit, *others
         )
         total_weight = jnp.where(sums.has_positive, weights.positive, 1)
         # A single positive is its own log-sum-exp, so that a small loss does not cancel.
@@ -118,10 +127,10 @@ def supervised_contrastive_loss(
         defined = sums.has_positive & sums.has_negative
         values = among_positives + softplus_where(defined, sums.negative - sums.positive)
     else:
-        (sums, weights), (weighted,) = in_two_stages(
+        (sums, weights, *found), (weighted,) = in_two_stages(
             pairs.sides,
             params,
-            (logits, overlap),
+            (logits, overlap, *others),
             _of_negatives,
             (Statistic(SUM, _weighted_loss, is_smooth=True),),
         )
@@ -129,7 +138,12 @@ def supervised_contrastive_loss(
         means = weighted.positive / total_weight
         # Without negatives, a NaN is not hidden either.
         values = jnp.where(sums.has_negative | jnp.isnan(means), means, 0)
-    return pairs.reduce(values, sums.has_positive, sample_weights, reduction)
+    loss = pairs.reduce(values, sums.has_positive, sample_weights, reduction)
+    if not metrics:
+        return loss
+    defined = sums.has_positive & sums.has_negative
+    log_sums = sums.positive + softplus_where(defined, sums.negative - sums.positive)
+    return loss, contrastive_metrics(pairs.sides, Watched(*found), log_sums, sums.has_positive)
 
 
 def _overlap(similarities: Float[Array, "a b"], overlaps: Array, _: Array) -> Float[Array, "a b"]:
@@ -144,7 +158,7 @@ def _weighted_logit(
 
 def _of_negatives(first: tuple[ByClass, ...]) -> Float[Array, " *n"]:
     """Returns the log-sum-exps of the negatives; 0 without any."""
-    sums, _ = first
+    sums, *_ = first
     return jnp.where(sums.has_negative, sums.negative, 0)
 
 

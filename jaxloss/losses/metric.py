@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -13,7 +15,9 @@ from jaxloss.core.checks import Number
 from jaxloss.core.logsumexp import softplus_where
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.comparison import Comparison, compare
+from jaxloss.pairs.metrics import Watched, contrastive_metrics, watched
 from jaxloss.pairs.queue import Queue
+from jaxloss.pairs.rows import Similarity
 from jaxloss.pairs.statistics import LOGSUMEXP, MAX, ByClass, Statistic, over_temperature
 
 
@@ -23,6 +27,7 @@ def nca_loss(
     labels: Integer[Array, " n"],
     *,
     temperature: Number = 1.0,
+    metrics: bool = False,
     references: Float[Array, "m d"] | Queue | None = None,
     reference_labels: Integer[Array, " m"] | None = None,
     reference_where: Bool[Array, " m"] | None = None,
@@ -31,7 +36,7 @@ def nca_loss(
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
-) -> Float[Array, ""] | Float[Array, " n"]:
+) -> Any:
     r"""Neighbourhood component analysis (NCA).
 
     .. math:: \ell_i = -\log \sum_{j≠i,\, y_j = y_i} e^{-\|x_i - x_j\|^2 / T}
@@ -45,13 +50,15 @@ def nca_loss(
         divided by √d, keeps the exponentials in a useful range.
       labels: `[n]`, class indices without an upper limit.
       temperature: T > 0.
+      metrics: As in `supervised_contrastive_loss`; similarities are the negative squared distances.
       references, reference_labels, reference_where, block_size: The keywords of pairwise losses in
         `jaxloss`.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
         without another sample or a reference of its class, on any device, does not count.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`.
+      A scalar, or `[n]` for `reduction="none"`; with `metrics`, a pair of it and
+      `ContrastiveMetrics`.
 
     Raises:
       ValueError: If `temperature` or `block_size` is not positive.
@@ -80,14 +87,19 @@ def nca_loss(
     )
     temperature = checks.in_range("temperature", temperature, pairs.dtype, above=0)
     logits = Statistic(LOGSUMEXP, over_temperature, is_smooth=True)
-    (sums,) = pairs.statistics(jnp.asarray(temperature), logits)
+    others = watched(over_temperature) if metrics else ()
+    sums, *found = pairs.statistics(jnp.asarray(temperature), logits, *others)
     # −log(p / (p + q)) = softplus(log q − log p) does not cancel for a small loss.
     defined = sums.has_positive & sums.has_negative
     values = softplus_where(defined, sums.negative - sums.positive)
     # Without a negative, the loss is 0 or NaN: a NaN in a sample that counts is not hidden.
     own = jnp.where(sums.has_positive, sums.positive, 0)
     values = values + jnp.where(sums.has_negative, 0, own - own)
-    return pairs.reduce(values, sums.has_positive, sample_weights, reduction)
+    loss = pairs.reduce(values, sums.has_positive, sample_weights, reduction)
+    if not metrics:
+        return loss
+    found = Watched(*found)
+    return loss, contrastive_metrics(pairs.sides, found, own + values, sums.has_positive)
 
 
 @divided
@@ -99,7 +111,7 @@ def multi_similarity_loss(
     negative_scale: Number = 50.0,
     threshold: Number = 0.5,
     mining_margin: Number | None = None,
-    normalize: bool = True,
+    similarity: Similarity = "cosine",
     references: Float[Array, "m d"] | Queue | None = None,
     reference_labels: Integer[Array, " m"] | None = None,
     reference_where: Bool[Array, " m"] | None = None,
@@ -114,10 +126,10 @@ def multi_similarity_loss(
     .. math:: \ell_i = \tfrac1α \log\Big(1 + \sum_{p ∈ P_i} e^{-α (s_{ip} - λ)}\Big)
        + \tfrac1β \log\Big(1 + \sum_{n ∈ N_i} e^{β (s_{in} - λ)}\Big)
 
-    s_ij is the cosine similarity. P_i are the references of the anchor's class, and N_i those of
-    other classes; neither contains the anchor. With `mining_margin` ε, only pairs that are hard to
-    tell apart are in the sums: negatives with :math:`s_{in} > \min_P s - ε`, and positives with
-    :math:`s_{ip} < \max_N s + ε`.
+    s_ij is the similarity, by default the cosine. P_i are the references of the anchor's class, and
+    N_i those of other classes; neither contains the anchor. With `mining_margin` ε, only pairs that
+    are hard to tell apart are in the sums: negatives with :math:`s_{in} > \min_P s - ε`, and
+    positives with :math:`s_{ip} < \max_N s + ε`.
     An anchor without positives has no mined negatives, and vice versa.
 
     Memory and forward mode are as in `nca_loss`.
@@ -128,8 +140,7 @@ def multi_similarity_loss(
       positive_scale, negative_scale: α > 0 and β > 0.
       threshold: λ, the cosine at which a single pair has half of its largest weight.
       mining_margin: ε ≥ 0, or None for all pairs. The choice of pairs has no gradient.
-      normalize: Whether to divide features and references by their norms. Without it, s are inner
-        products. A zero vector has cosines of 0 and no gradient.
+      similarity: As in `supervised_contrastive_loss`.
       references, reference_labels, reference_where, block_size: The keywords of pairwise losses in
         `jaxloss`.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
@@ -140,8 +151,8 @@ def multi_similarity_loss(
       always mines with ε = 0.1, and divides by all samples of the batch.
 
     Raises:
-      ValueError: If `positive_scale`, `negative_scale` or `block_size` is not positive, or
-        `mining_margin` is negative.
+      ValueError: If `positive_scale`, `negative_scale` or `block_size` is not positive,
+        `mining_margin` is negative, or `similarity` is unknown.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -162,7 +173,7 @@ def multi_similarity_loss(
         references=references,
         reference_labels=reference_labels,
         reference_where=reference_where,
-        similarity="cosine" if normalize else "inner",
+        similarity=similarity,
         where=where,
         block_size=block_size,
         axis_name=axis_name,
@@ -223,7 +234,7 @@ def circle_loss(
     *,
     margin: Number = 0.4,
     scale: Number = 80.0,
-    normalize: bool = True,
+    similarity: Similarity = "cosine",
     references: Float[Array, "m d"] | Queue | None = None,
     reference_labels: Integer[Array, " m"] | None = None,
     reference_where: Bool[Array, " m"] | None = None,
@@ -238,8 +249,9 @@ def circle_loss(
     .. math:: \ell_i = \log\Big(1 + \sum_{n ∈ N_i} e^{γ [s_{in} + m]_+ (s_{in} - m)}
        \sum_{p ∈ P_i} e^{-γ [1 + m - s_{ip}]_+ (s_{ip} - 1 + m)}\Big)
 
-    s_ij is the cosine similarity. P_i are the references of the anchor's class, and N_i those of
-    other classes; neither contains the anchor. The brackets are weights that have no gradient.
+    s_ij is the similarity, by default the cosine. P_i are the references of the anchor's class, and
+    N_i those of other classes; neither contains the anchor. The brackets are weights that have no
+    gradient.
 
     Memory and forward mode are as in `nca_loss`.
 
@@ -248,8 +260,7 @@ def circle_loss(
       labels: `[n]`, class indices without an upper limit.
       margin: m, usually between 0 and 1. A smaller margin is stricter.
       scale: γ > 0.
-      normalize: Whether to divide features and references by their norms. Without it, s are inner
-        products. A zero vector has cosines of 0 and no gradient.
+      similarity: As in `supervised_contrastive_loss`.
       references, reference_labels, reference_where, block_size: The keywords of pairwise losses in
         `jaxloss`.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
@@ -259,7 +270,7 @@ def circle_loss(
       A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      ValueError: If `scale` or `block_size` is not positive.
+      ValueError: If `scale` or `block_size` is not positive, or `similarity` is unknown.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -277,7 +288,7 @@ def circle_loss(
         references=references,
         reference_labels=reference_labels,
         reference_where=reference_where,
-        similarity="cosine" if normalize else "inner",
+        similarity=similarity,
         where=where,
         block_size=block_size,
         axis_name=axis_name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -15,7 +15,10 @@ from jaxloss.core.logsumexp import inverse_if_known, softplus
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.comparison import compare_towers
 from jaxloss.pairs.fused import weighted_sum
-from jaxloss.pairs.statistics import LOGSUMEXP, SOFTPLUS, Statistic
+from jaxloss.pairs.rows import Similarity
+from jaxloss.pairs.statistics import LOGSUMEXP, SOFTPLUS
+from jaxloss.pairs.tower_logits import EqualIds, is_on, tower_logits
+from jaxloss.pairs.visits import statistics_of
 
 
 @divided
@@ -26,20 +29,31 @@ def info_nce_loss(
     temperature: Number = 0.07,
     symmetric: bool = True,
     ids: Integer[Array, " n"] | None = None,
+    equal_ids: EqualIds = "ignore",
     key_where: Bool[Array, " m"] | None = None,
-    normalize: bool = True,
+    key_bias: Float[Array, " m"] | None = None,
+    own_keys: Float[Array, "n k d"] | None = None,
+    own_key_where: Bool[Array, "n k"] | None = None,
+    hardness: Number = 0.0,
+    margin_of_false_negatives: Number | None = None,
+    logsumexp_penalty: Number = 0.0,
+    similarity: Similarity = "cosine",
+    metrics: bool = False,
     block_size: int | None = None,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
-) -> Float[Array, ""] | Float[Array, " n"]:
+) -> Any:
     r"""InfoNCE: each query finds its key among all keys. The loss of CLIP, MoCo and CPC.
 
     .. math:: \ell_i = -\tfrac12 \log \frac{e^{s_{ii} / T}}{\sum_{j=1}^m e^{s_{ij} / T}}
        - \tfrac12 \log \frac{e^{s_{ii} / T}}{\sum_{j=1}^n e^{s_{ji} / T}}
 
-    s_ij is the cosine of query i and key j. Without `symmetric`, the loss is twice the first term.
+    s_ij is the similarity of query i and key j, by default the cosine. Without `symmetric`, the
+    loss is twice the first term. Options change the logits s_ij / T, which pairs are negatives, and
+    which are positives; all off, they cost nothing.
+
     The memory of the value and its gradient does not grow with n·m. There is no forward mode:
     `jax.jvp` of the loss raises a `TypeError`. `jax.jvp` and `jax.grad` of its gradient work.
 
@@ -54,20 +68,40 @@ def info_nce_loss(
       symmetric: Whether keys also look for their queries, as in CLIP. The keys beyond n do not.
       ids: integers `[n]`. Pairs of different rows with equal ids are left out, such as two captions
         of one image. A negative id equals no other.
+      equal_ids: `"ignore"`, or `"positive"`: each key of an equal id is a positive of the query, as
+        its own key is. The first term is then the mean over the positives p of
+        :math:`-\log (e^{s_{ip} / T} / \sum_j e^{s_{ij} / T})`, as in
+        `supervised_contrastive_loss`; so is the second.
       key_where: bool `[m]`. False marks padding among the keys. A query whose own key is padding
         does not count. For the rows of a queue after those of the batch, pass
         `jnp.concatenate([jnp.ones(n, bool), queue.labels >= 0])`.
-      normalize: Whether s_ij is the cosine. If False, it is the inner product.
+      key_bias: floats `[m]`, added to each logit of a key: −log q for keys that were sampled with
+        probability q (logQ correction).
+      own_keys: `[n, k, d]`, k further keys for each query, which it alone sees as negatives, such
+        as its mined hard negatives. They do not look for a query.
+      own_key_where: bool `[n, k]`. False marks padding among them.
+      hardness: h. The logit of a negative grows by h · s, in which s has no gradient, so that hard
+        negatives weigh more.
+      margin_of_false_negatives: τ, or None. A negative with s_ij > s_ii + τ is left out: it is
+        probably none. For the second term, that is a query with s_ji > s_ii + τ. The choice has no
+        gradient.
+      logsumexp_penalty: c. The first term grows by c times the square of the log-sum-exp of all
+        logits of the query; so does the second. It keeps logits from drifting.
+      similarity: As in `supervised_contrastive_loss`.
+      metrics: Whether to return `(loss, ContrastiveMetrics)` of the queries, as
+        `jax.value_and_grad(..., has_aux=True)` takes it. It costs little, as the same tiles serve
+        both.
       block_size: The keyword of pairwise losses in `jaxloss`.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A row of
         `where=False` is neither query nor key.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`.
+      A scalar, or `[n]` for `reduction="none"`; with `metrics`, a pair of it and
+      `ContrastiveMetrics`.
 
     Raises:
-      ValueError: If `temperature` or `block_size` is not positive, or if there are fewer keys than
-        queries.
+      ValueError: If `temperature` or `block_size` is not positive, `similarity` or `equal_ids` is
+        unknown, `own_key_where` comes without `own_keys`, or if there are fewer keys than queries.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -82,31 +116,43 @@ def info_nce_loss(
       van den Oord et al., Representation Learning with Contrastive Predictive Coding, 2018,
         eq. (4).
       He et al., Momentum Contrast, CVPR 2020, eq. (1) (without `symmetric`, with a queue).
+      Yi et al., Sampling-Bias-Corrected Neural Modeling, RecSys 2019, eq. (3) (`key_bias`).
+      Eysenbach et al., Contrastive Learning as Goal-Conditioned Reinforcement Learning, NeurIPS
+        2022 (`logsumexp_penalty`).
     """
     towers = compare_towers(
         queries,
         keys,
         ids=ids,
         key_where=key_where,
-        similarity="cosine" if normalize else "inner",
+        key_bias=key_bias,
+        similarity=similarity,
         where=where,
         block_size=block_size,
         axis_name=axis_name,
     )
-    dtype = towers.own.dtype
+    dtype = towers.dtype
     temperature = checks.in_range("temperature", temperature, dtype, above=0)
-    bound = inverse_if_known(temperature) if normalize else None
-    temperature = jnp.asarray(temperature, dtype)
-    logits = Statistic(LOGSUMEXP, lambda s, T: s / T, bound=bound, is_smooth=True)
-    own = towers.own / temperature
-    # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
-    if symmetric:
-        (of_queries,), (of_keys,) = towers.statistics(temperature, logits, of_keys=True)
-        values = (softplus(of_queries - own) + softplus(of_keys[: own.shape[0]] - own)) / 2
-    else:
-        (of_queries,) = towers.statistics(temperature, logits)
-        values = softplus(of_queries - own)
-    return towers.reduce(values, sample_weights=sample_weights, reduction=reduction)
+    penalty = checks.in_range("logsumexp_penalty", logsumexp_penalty, dtype)
+    logits = tower_logits(
+        towers,
+        lambda s, T: s / T,
+        jnp.asarray(temperature, dtype),
+        bound=inverse_if_known(temperature) if similarity == "cosine" else None,
+        equal_ids=equal_ids,
+        key_bias=key_bias,
+        hardness=hardness,
+        margin_of_false_negatives=margin_of_false_negatives,
+    )
+    alone = logits.own_keys(queries, own_keys, own_key_where)
+    sides, found = logits.log_sums(alone, symmetric=symmetric, metrics=metrics)
+    values = [side.losses for side in sides]
+    if is_on(penalty):
+        c = jnp.asarray(penalty, dtype)
+        values += [c * side.every**2 for side in sides]
+    values = sum(values[1:], values[0]) / len(sides)
+    loss = towers.reduce(values, sample_weights=sample_weights, reduction=reduction)
+    return (loss, logits.metrics_of(found, sides[0].every, alone)) if metrics else loss
 
 
 @divided
@@ -117,22 +163,28 @@ def sigmoid_contrastive_loss(
     scale: Number = 10.0,
     bias: Number = -10.0,
     ids: Integer[Array, " n"] | None = None,
+    equal_ids: EqualIds = "ignore",
     key_where: Bool[Array, " m"] | None = None,
-    normalize: bool = True,
+    key_bias: Float[Array, " m"] | None = None,
+    own_keys: Float[Array, "n k d"] | None = None,
+    own_key_where: Bool[Array, "n k"] | None = None,
+    hardness: Number = 0.0,
+    margin_of_false_negatives: Number | None = None,
+    similarity: Similarity = "cosine",
+    metrics: bool = False,
     block_size: int | None = None,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
-) -> Float[Array, ""] | Float[Array, " n"]:
+) -> Any:
     r"""The loss of SigLIP: each pair of a query and a key is classified by itself.
 
     .. math:: \ell_i = -\sum_{j=1}^m \log σ(t_{ij} (a s_{ij} + b)), \quad
        t_{ij} = 1 \text{ if } i = j, \text{ else } -1
 
-    s_ij is the cosine of query i and key j. The memory of the value and its gradient does not grow
-    with n·m. There is no forward mode: `jax.jvp` of the loss raises a `TypeError`. `jax.jvp` and
-    `jax.grad` of its gradient work.
+    s_ij is the similarity of query i and key j, by default the cosine. Memory, forward mode and
+    options are as in `info_nce_loss`.
 
     Args:
       queries: `[n, d]`, such as image features.
@@ -141,17 +193,20 @@ def sigmoid_contrastive_loss(
       scale: a > 0.
       bias: b. Scale and bias get gradients, so that they can be learned. The paper starts from
         10 and -10, and learns log a.
-      ids, key_where, normalize: As in `info_nce_loss`.
+      ids, equal_ids, key_where, key_bias, own_keys, own_key_where, hardness,
+        margin_of_false_negatives, similarity, metrics: As in `info_nce_loss`, with t = 1 for each
+        positive. The log-sum-exp of `metrics` is that of a s + b.
       block_size: The keyword of pairwise losses in `jaxloss`.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A row of
         `where=False` is neither query nor key.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`.
+      A scalar, or `[n]` for `reduction="none"`; with `metrics`, a pair of it and
+      `ContrastiveMetrics`.
 
     Raises:
-      ValueError: If `scale` or `block_size` is not positive, if `bias` is not finite, or if there
-        are fewer keys than queries.
+      ValueError: If `scale` or `block_size` is not positive, if `bias` is not finite, `similarity`
+        or `equal_ids` is unknown, or if there are fewer keys than queries.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -168,24 +223,48 @@ def sigmoid_contrastive_loss(
         keys,
         ids=ids,
         key_where=key_where,
-        similarity="cosine" if normalize else "inner",
+        key_bias=key_bias,
+        similarity=similarity,
         where=where,
         block_size=block_size,
         axis_name=axis_name,
     )
-    dtype = towers.own.dtype
+    dtype = towers.dtype
     scale = checks.in_range("scale", scale, dtype, above=0)
     bias = checks.in_range("bias", bias, dtype)
-    params = _Line(jnp.asarray(scale, dtype), jnp.asarray(bias, dtype))
-    own = softplus(-_on_line(towers.own, params))
-    negatives, valid = Statistic(SOFTPLUS, _on_line, is_smooth=True), towers.sides.anchors.valid
+    logits = tower_logits(
+        towers,
+        _on_line,
+        _Line(jnp.asarray(scale, dtype), jnp.asarray(bias, dtype)),
+        bound=None,
+        equal_ids=equal_ids,
+        key_bias=key_bias,
+        hardness=hardness,
+        margin_of_false_negatives=margin_of_false_negatives,
+    )
+    alone = logits.own_keys(queries, own_keys, own_key_where)
+    terms, others = logits.statistic(SOFTPLUS, sign=-1), ()
+    if metrics:
+        others = (logits.statistic(LOGSUMEXP, has_gradient=False), *logits.watched())
+    # The tiles have the own key only where all keys of an id are positives.
+    own = jnp.zeros_like(towers.own) if logits.of_ids else softplus(-logits.own)
+    if alone is not None:
+        own = own + jnp.sum(softplus(alone.logits), axis=1, where=alone.used)
     if reduction == "none":
-        (others,) = towers.statistics(params, negatives)
-        return towers.reduce(own + others, sample_weights=sample_weights, reduction=reduction)
-    weights = shares(valid, sample_weights, reduction, axis_name, dtype)
-    total = jnp.sum(weights * jnp.where(valid, own, 0))
-    total = total + weighted_sum(towers.sides, params, negatives, weights)
-    return sum_over(total, axis_name)
+        sums, *found = statistics_of(logits.sides, logits.params, (terms, *others))
+        values = own + sums.positive + sums.negative
+        loss = towers.reduce(values, sample_weights=sample_weights, reduction=reduction)
+    else:
+        valid = logits.sides.anchors.valid
+        weights = shares(valid, sample_weights, reduction, axis_name, dtype)
+        total = jnp.sum(weights * jnp.where(valid, own, 0))
+        of_tiles, found = weighted_sum(logits.sides, logits.params, terms, weights, others)
+        loss = sum_over(total + of_tiles, axis_name)
+    if not metrics:
+        return loss
+    log_sums, *found = found
+    every = logits.log_sums_of(log_sums, own_keys=alone).every
+    return loss, logits.metrics_of(found, every, alone)
 
 
 class _Line(NamedTuple):

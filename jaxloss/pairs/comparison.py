@@ -21,7 +21,6 @@ from jaxloss.core.batch import (
     zero_invalid,
 )
 from jaxloss.core.linear import (
-    distances_of_squares,
     inverse_norms_of_scaled,
     l2_normalize,
     power_of_two_scaled,
@@ -30,7 +29,15 @@ from jaxloss.core.linear import (
 )
 from jaxloss.core.products import low_dtypes
 from jaxloss.pairs.queue import Queue, reference_rows
-from jaxloss.pairs.rows import DISTANCES, Rows, Similarity, anchors_and_references, are_low, scaled
+from jaxloss.pairs.rows import (
+    DISTANCES,
+    Rows,
+    Similarity,
+    anchors_and_references,
+    are_low,
+    scaled,
+    similarities_of_rows,
+)
 from jaxloss.pairs.statistics import ByClass, PairReduction, Params, Statistic
 from jaxloss.pairs.visits import Sides, in_both_directions, statistics_of
 
@@ -181,6 +188,7 @@ class Towers(NamedTuple):
     sides: Sides
     own: Float[Array, " n"]
     """The similarity of each query and its own key."""
+    similarity: Similarity
 
     @property
     def dtype(self) -> Any:
@@ -303,7 +311,7 @@ def compare_towers(
         load = l2_normalize if similarity == "cosine" else zero_invalid
         queries, keys = widen(queries, keys)
         loaded = load(queries, valid), load(keys, key_valid)
-        own = _own_similarities(similarity, loaded[0], loaded[1][:number])
+        own = similarities_of_rows(similarity, loaded[0], loaded[1][:number])
         if similarity in ("cosine", "inner") and not any(low):
             (queries, keys), compared = loaded, "inner"
     sides = Sides(
@@ -316,18 +324,7 @@ def compare_towers(
         block_size,
         axis_name,
     )
-    return Towers(sides, own)
-
-
-def _own_similarities(
-    similarity: Similarity, queries: Float[Array, "n d"], keys: Float[Array, "n d"]
-) -> Float[Array, " n"]:
-    if similarity in ("cosine", "inner"):
-        return jnp.sum(queries * keys, axis=1)
-    squares = jnp.sum((queries - keys) ** 2, axis=1)
-    if similarity == "negative_squared_distance":
-        return -squares
-    return -distances_of_squares(squares, jnp.zeros_like(squares))
+    return Towers(sides, own, similarity)
 
 
 def _numbered(ids: Integer[Array, " n"], axis_name: AxisName | None) -> Int32[Array, " n"]:

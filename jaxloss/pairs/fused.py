@@ -29,7 +29,7 @@ from jaxloss.core.blocks import in_blocks, joined
 from jaxloss.core.logsumexp import Part
 from jaxloss.pairs.rows import Rows
 from jaxloss.pairs.statistics import ByClass, Params, Statistic
-from jaxloss.pairs.tiles import Loaded, Plan, State, nothing, reduced, tile_of
+from jaxloss.pairs.tiles import Loaded, Plan, State, nothing, reduced, results_of, tile_of
 from jaxloss.pairs.visits import (
     Found,
     Index,
@@ -50,17 +50,25 @@ from jaxloss.pairs.visits import (
 
 
 def weighted_sum(
-    sides: Sides, params: Params, statistic: Statistic, weights: Float[Array, " n"]
-) -> Float[Array, ""]:
-    """Returns `Σ_i w_i u_i` over the anchors i of this device, for a sum `u_i` over negatives.
+    sides: Sides,
+    params: Params,
+    statistic: Statistic,
+    weights: Float[Array, " n"],
+    others: tuple[Statistic, ...] = (),
+) -> tuple[Float[Array, ""], tuple[ByClass, ...]]:
+    """Returns `Σ_i w_i u_i` over the anchors i of this device, for sums `u_i` over all pairs.
 
-    The anchors have no given numbers.
+    Args:
+      statistic: Of the sums.
+      others: Statistics without a gradient, which are returned, too.
     """
-    plan, params, center, anchors, references = prepared(sides, params, (statistic,))
+    plan, params, center, anchors, references = prepared(sides, params, (statistic, *others))
     params, anchors, references, weights = vary_alike((params, anchors, references, weights))
     assert references is not None
     weights = in_blocks(weights.astype(plan.dtype), anchors.valid.shape[1])
-    return _weighted_sum(plan, params, center, anchors, references, weights)
+    results: Any = _weighted_sum(plan, params, center, anchors, references, weights)
+    total, found = results
+    return total, joined(found, sides.anchors.labels.shape[0])
 
 
 def in_two_stages(
@@ -87,9 +95,13 @@ def _weighted_sum(
     anchors: Rows,
     references: Rows,
     weights: Float[Array, "k a"],
-) -> Float[Array, ""]:
-    (((sums,), _), _) = forward(plan, params, center, anchors, references)
-    return jnp.sum(weights * sums.negative)
+) -> tuple[Float[Array, ""], tuple[ByClass, ...]]:
+    (((sums, *others), _), _) = forward(plan, params, center, anchors, references)
+    return jnp.sum(weights * _of_all(sums)), tuple(others)
+
+
+def _of_all(sums: ByClass) -> Float[Array, "k a"]:
+    return sums.positive + sums.negative
 
 
 def _weighted_forward(
@@ -99,8 +111,8 @@ def _weighted_forward(
     anchors: Rows,
     references: Rows,
     weights: Float[Array, "k a"],
-) -> tuple[Float[Array, ""], Any]:
-    """Returns the sum, and its gradients."""
+) -> tuple[tuple[Float[Array, ""], tuple[ByClass, ...]], Any]:
+    """Returns the results, and the gradients of the sum."""
     factors = (ByClass(*(Part(jnp.zeros_like(weights), weights),) * 2),)
     own, others = both_loaded(plan, center, anchors, references)
 
@@ -111,20 +123,22 @@ def _weighted_forward(
         tile = tile_of(plan, center, at(own[0], i), at(others, j))
         state = merged_at(plan, state, i, reduced(plan, params, tile, axis=1))
         found = found._replace(of_anchors=d_anchors)
-        found = add_gradients(plan, params, tile, (own[1], None), found, i, j, place)
+        found = add_gradients(plan.of_gradient(), params, tile, (own[1], None), found, i, j, place)
         return found._replace(of_anchors=(state, found.of_anchors))
 
     d_anchors, *zeros = no_gradients(plan, params, anchors, references)
     found = Found((nothing(plan, anchors), d_anchors), *zeros)
     found = each_tile(plan.axis_name, visit, found, (own, factors), others)
-    (state,), d_anchors = found.of_anchors
+    state, d_anchors = found.of_anchors
     found, rows = found._replace(of_anchors=d_anchors), (anchors, references)
     gradients = gradients_of(plan, center, found, rows, (own, others))
-    sums = state.negative.total
-    return jnp.sum(weights * sums), (*gradients, sums)
+    sums, *others = results_of(plan, state)
+    results = jnp.sum(weights * _of_all(sums)), tuple(others)
+    return results, (*gradients, _of_all(sums))
 
 
-def _weighted_backward(plan: Plan, gradients: Any, cotangent: Float[Array, ""]) -> Any:
+def _weighted_backward(plan: Plan, gradients: Any, cotangents: tuple[Float[Array, ""], Any]) -> Any:
+    cotangent, _ = cotangents
     return jax.tree.map(lambda gradient: (cotangent * gradient).astype(gradient.dtype), gradients)
 
 

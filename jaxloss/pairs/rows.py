@@ -9,7 +9,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss.core.batch import AxisName, comparable, own_positions, sum_over, zero_invalid
-from jaxloss.core.linear import l2_normalize, power_of_two_scaled, widen
+from jaxloss.core.linear import distances_of_squares, l2_normalize, power_of_two_scaled, widen
 from jaxloss.core.products import Low, low_dtypes, nearest
 
 Similarity: TypeAlias = Literal["inner", "cosine", "negative_squared_distance", "negative_distance"]
@@ -37,6 +37,18 @@ class Rows(NamedTuple):
     """A pytree of float arrays `[n]` that the values of an anchor's pairs depend on."""
     bias: Float[Array, " n"] | None = None
     """Numbers of references that the values of their pairs depend on."""
+
+
+def similarities_of_rows(
+    similarity: Similarity, a: Float[Array, "*k d"], b: Float[Array, "*m d"]
+) -> Float[Array, " *m"]:
+    """Returns the similarities of rows one by one; for cosines, those of unit vectors."""
+    if similarity in ("cosine", "inner"):
+        return jnp.sum(a * b, axis=-1)
+    squares = jnp.sum((a - b) ** 2, axis=-1)
+    if similarity == "negative_squared_distance":
+        return -squares
+    return -distances_of_squares(squares, jnp.zeros_like(squares))
 
 
 def anchors_and_references(

@@ -98,6 +98,9 @@ class Statistic(NamedTuple):
     is_smooth: bool = False
     """Whether values of all pairs are finite and differentiable, those that do not count included:
     of an anchor with itself, and of padding. It saves the engine to replace their similarities."""
+    has_gradient: bool = True
+    """Whether the result has a gradient. One that only informs, such as an accuracy, costs less
+    without: the gradient of a loss then leaves it out."""
 
 
 def reduction_of(statistic: Statistic) -> PairReduction:
@@ -135,6 +138,14 @@ def _reduce_max(
         return Part(peak, jnp.min(jnp.where(largest, positions, _NOWHERE), axis))
 
     return tuple(map(reduce, masks))
+
+
+def _reduce_peak(
+    values: Array, masks: tuple[Array, ...], axis: int, _positions: Array
+) -> tuple[Part, ...]:
+    values = finite_from_below(values)  # In the words of `logsumexp.part`, so that XLA merges them.
+    peaks = [jnp.max(jnp.where(mask, values, -jnp.inf), axis, initial=-jnp.inf) for mask in masks]
+    return tuple(Part(peak, jnp.zeros_like(peak)) for peak in peaks)
 
 
 def _merge_max(a: Part, b: Part) -> Part:
@@ -185,6 +196,12 @@ Of equal values, the first has the gradient. Which are equal after rounding may 
 """
 LARGEST = MAX._replace(result=lambda part: part)
 """`MAX` with its position as the total, without a gradient."""
+PEAK = MAX._replace(
+    reduce=_reduce_peak,
+    merge=lambda a, b: Part(jnp.maximum(a.peak, b.peak), a.total),
+    empty=lambda zeros: Part(zeros - jnp.inf, zeros),
+)
+"""`MAX` without its position, and without a gradient. `LOGSUMEXP` has it for nothing."""
 SUM = PairReduction(
     _sum_of(lambda values, mask: jnp.where(mask, values, 0)),
     lambda a, b: Part(a.peak, a.total + b.total),

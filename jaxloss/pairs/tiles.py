@@ -68,6 +68,18 @@ class Plan(NamedTuple):
         """Whether any rows are multiplied in a low dtype."""
         return any(self.low)
 
+    def with_gradient(self, found: Any) -> Any:
+        """Returns what is found of each statistic without those that have no gradient."""
+        pairs = zip(self.statistics, found, strict=True)
+        return tuple(one for statistic, one in pairs if statistic.has_gradient)
+
+    def of_gradient(self) -> Plan:
+        """Returns the plan of the backward pass."""
+        return self._replace(
+            statistics=self.with_gradient(self.statistics),
+            without_given=sum(one.has_gradient for one in self.statistics[: self.without_given]),
+        )
+
 
 State: TypeAlias = tuple[ByClass, ...]
 """A `Part` of arrays `[blocks, size]` for each statistic and side."""

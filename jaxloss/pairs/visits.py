@@ -107,7 +107,8 @@ def in_both_directions(
 ) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...]]:
     """Returns `statistics_of` the anchors, and those of the references over all anchors.
 
-    Each similarity is computed once for both. The anchors have no given numbers.
+    Each similarity is computed once for both. If the anchors have given numbers, the references
+    have their own.
     """
     return _joined(sides, _statistics(*prepared(sides, params, statistics, of_references=True)))
 
@@ -405,6 +406,11 @@ def forward(
 def backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Any:
     """Returns the gradients of the arguments of `_statistics` after the plan."""
     params, center, rows, (own, others), states, kept = residuals
+    states, cotangents = (
+        tuple(None if side is None else plan.with_gradient(side) for side in both)
+        for both in (states, cotangents)
+    )
+    plan = plan.of_gradient()
     factors, of_references = map(partial(factors_of, plan), states, cotangents)
 
     def visit(
@@ -467,7 +473,9 @@ def add_gradients(
         d_anchors = add(d_anchors, j, tile.anchors, 0, (d_given[1], None))
     elif place == "rectangle" and d_references is not None:
         d_bias = None if d_bias is None else d_bias[0]
-        d_references = add(d_references, j, tile.anchors, 0, (None, d_bias))
+        nothing_given = jax.tree.map(jnp.zeros_like, tile.given[0])
+        of_given = d_given[1] if len(sides) > 1 else nothing_given
+        d_references = add(d_references, j, tile.anchors, 0, (of_given, d_bias))
     return Found(d_anchors, d_params, d_references)
 
 

@@ -251,16 +251,22 @@ def views(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
 def paired(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
     """Of two towers. The keys are made of the queries, by numbers that round no dtype.
 
-    The labels are the ids.
+    The labels are the ids. With `biased`, keys have a bias, and with `alone`, queries have keys of
+    their own.
     """
 
     @wraps(loss)
-    def call(features, labels, *, where=None, further=False, **options):
+    def call(features, labels, *, where=None, further=False, biased=False, alone=False, **options):
         valid = labels >= 0 if where is None else where & (labels >= 0)
         keys = -0.5 * xp.roll(features, 1, 1)
         if further:
             options["key_where"] = xp.concatenate([valid, valid])
             keys = xp.concatenate([keys, 2.0 * xp.roll(features, 2, 1)])
+        if biased:
+            options["key_bias"] = 0.25 * keys[:, 0]
+        if alone:
+            options["own_keys"] = xp.stack([xp.roll(features, 3, 1), -0.5 * features], 1)
+            options["own_key_where"] = xp.stack([labels % 2 == 0, valid], 1)
         return loss(features, keys, ids=labels, where=valid, **options)
 
     return call
@@ -461,8 +467,15 @@ VARIANTS = (
     variant("supervised_contrastive", "references_in_tiles", 3),
     variant("supervised_contrastive", "negatives_in_tiles", 3, temperature=0.4, **NEGATIVES),
     variant("supervised_contrastive", "references_negatives", temperature=0.4, **NEGATIVES),
-    variant("supervised_contrastive", "multi_hot", normalize=False, **MULTI_HOT),
+    variant("supervised_contrastive", "multi_hot", similarity="inner", **MULTI_HOT),
     variant("supervised_contrastive", "multi_hot_negatives_in_tiles", 3, **NEGATIVES, **MULTI_HOT),
+    variant(
+        "supervised_contrastive",
+        "distances",
+        temperature=0.4,
+        similarity="negative_distance",
+        **NEGATIVES,
+    ),
     variant("multi_similarity", "mined_in_tiles", 3, mining_margin=0.2),
     variant(
         "multi_similarity", "references_mined", mining_margin=0.2, threshold=0.1, negative_scale=7.0
@@ -483,9 +496,9 @@ VARIANTS = (
         "direct_sum",
         "supervised_contrastive",
         make_inputs=unit_classifier_inputs,
-        own={"metric_loss": partial(jaxloss.supervised_contrastive_loss, normalize=False)},
-        numpy={"metric": partial(references.supervised_contrastive_loss, normalize=False)},
-        torch={"metric": from_torch("supervised_contrastive_loss", normalize=False)},
+        own={"metric_loss": partial(jaxloss.supervised_contrastive_loss, similarity="inner")},
+        numpy={"metric": partial(references.supervised_contrastive_loss, similarity="inner")},
+        torch={"metric": from_torch("supervised_contrastive_loss", similarity="inner")},
     ),
     variant("info_nce", "", adapt=paired, temperature=0.3),
     variant(
@@ -497,9 +510,52 @@ VARIANTS = (
         symmetric=False,
         further=True,
     ),
-    variant("info_nce", "in_tiles", 5, adapt=paired, temperature=0.8, normalize=False),
+    variant("info_nce", "in_tiles", 5, adapt=paired, temperature=0.8, similarity="inner"),
+    variant(
+        "info_nce",
+        "biased_in_tiles",
+        5,
+        adapt=paired,
+        temperature=0.3,
+        further=True,
+        biased=True,
+        logsumexp_penalty=0.2,
+        margin_of_false_negatives=0.1,
+    ),
+    variant(
+        "info_nce",
+        "alone",
+        adapt=paired,
+        temperature=0.8,
+        alone=True,
+        equal_ids="positive",
+        similarity="negative_distance",
+    ),
+    variant("info_nce", "hard", adapt=paired, temperature=0.3, hardness=0.7, constant=(0,)),
     variant("sigmoid_contrastive", "", adapt=paired, further=True),
     variant("sigmoid_contrastive", "in_tiles", 3, adapt=paired, scale=2.0, bias=-1.5),
+    variant(
+        "sigmoid_contrastive",
+        "alone_in_tiles",
+        5,
+        adapt=paired,
+        scale=2.0,
+        bias=-1.5,
+        alone=True,
+        biased=True,
+        margin_of_false_negatives=0.1,
+        similarity="negative_squared_distance",
+    ),
+    variant(
+        "sigmoid_contrastive",
+        "hard_positives",
+        adapt=paired,
+        scale=2.0,
+        bias=-1.5,
+        equal_ids="positive",
+        hardness=0.7,
+        constant=(0,),
+    ),
     # Here the metric loss has no gradient for the classifier.
     *(
         variant(

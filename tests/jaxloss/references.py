@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-PER_ROW = ("sample_margin", "sample_angular_margin", "groups")
+PER_ROW = ("sample_margin", "sample_angular_margin", "groups", "own_keys", "own_key_where")
 """The options that have a value for each row."""
 
 log_sum_exp = np.logaddexp.reduce
@@ -80,6 +80,16 @@ def distances(x, rows, *, squared=False, normalize=True):
         x, rows = unit(x), unit(rows)
     squares = np.sum((x - rows) ** 2, axis=1)
     return squares if squared else np.sqrt(squares)
+
+
+def similarities(x, rows, similarity="cosine"):
+    """Of each of x and each of the rows."""
+    if similarity == "cosine":
+        x, rows = unit(x), unit(rows)
+    if similarity in ("cosine", "inner"):
+        return x @ rows.T
+    squares = np.sum((x[:, None] - rows) ** 2, axis=2)
+    return -(squares if similarity == "negative_squared_distance" else np.sqrt(squares))
 
 
 # Classification ----
@@ -215,15 +225,15 @@ def overlaps(y, labels):
     return both / np.maximum(np.sum(known & ((y > 0) | (labels > 0)), axis=1), 1)
 
 
-def pairs(x, y, rows, row_labels, *, normalize):
+def pairs(x, y, rows, row_labels, similarity):
     """The similarities of an anchor, and the overlaps of the labels: those of positives are > 0."""
-    return (unit(rows) @ unit(x) if normalize else rows @ x), overlaps(y, row_labels)
+    return similarities(x[None], rows, similarity)[0], overlaps(y, row_labels)
 
 
 @over_anchors
-def supervised_contrastive_loss(*anchor, temperature=0.1, denominator="all", normalize=True):
-    similarities, weights = pairs(*anchor, normalize=normalize)
-    logits, positive = similarities / temperature, weights > 0
+def supervised_contrastive_loss(*anchor, temperature=0.1, denominator="all", similarity="cosine"):
+    s, weights = pairs(*anchor, similarity)
+    logits, positive = s / temperature, weights > 0
     if not positive.any():
         return None
     totals = log_sum_exp(logits)
@@ -239,10 +249,10 @@ def multi_similarity_loss(
     negative_scale=50.0,
     threshold=0.5,
     mining_margin=None,
-    normalize=True,
+    similarity="cosine",
 ):
-    similarities, weights = pairs(*anchor, normalize=normalize)
-    positives, negatives = similarities[weights > 0], similarities[weights == 0]
+    s, weights = pairs(*anchor, similarity)
+    positives, negatives = s[weights > 0], s[weights == 0]
     if mining_margin is not None:
         least, most = min(positives, default=math.inf), max(negatives, default=-math.inf)
         positives = positives[positives < most + mining_margin]
@@ -254,9 +264,9 @@ def multi_similarity_loss(
 
 
 @over_anchors
-def circle_loss(*anchor, margin=0.4, scale=80.0, normalize=True):
-    similarities, weights = pairs(*anchor, normalize=normalize)
-    positives, negatives = similarities[weights > 0], similarities[weights == 0]
+def circle_loss(*anchor, margin=0.4, scale=80.0, similarity="cosine"):
+    s, weights = pairs(*anchor, similarity)
+    positives, negatives = s[weights > 0], s[weights == 0]
     if not len(positives) or not len(negatives):
         return None
     pull = -scale * np.maximum(1 + margin - positives, 0) * (positives - (1 - margin))
@@ -304,6 +314,46 @@ def retrieval_metrics(features, labels, ks, *, where=None, euclidean=False, **re
 # Two towers ----
 
 
+def candidates(
+    queries,
+    keys,
+    ids,
+    line,
+    *,
+    similarity="cosine",
+    equal_ids="ignore",
+    key_bias=None,
+    own_keys=None,
+    own_key_where=None,
+    hardness=0.0,
+    margin_of_false_negatives=None,
+):
+    """Of each query, and of the key of each: (similarity, logit, whether it is a positive)."""
+    s, number = similarities(queries, keys, similarity), len(queries)
+    bias = np.zeros(len(keys)) if key_bias is None else key_bias
+    margin = np.inf if margin_of_false_negatives is None else margin_of_false_negatives
+
+    def of(i, every):
+        """Of the pairs (similarity, bias, place of the other row)."""
+        found = []
+        for value, b, j in every:
+            is_same = ids is not None and j < number and ids[i] == ids[j] >= 0
+            if i == j or (is_same and equal_ids == "positive"):
+                found.append((value, line(value) + b, True))
+            elif not is_same and value <= s[i, i] + margin:
+                found.append((value, line(value) + b + hardness * value, False))
+        return found
+
+    of_queries = [of(i, zip(s[i], bias, range(len(keys)), strict=True)) for i in range(number)]
+    if own_keys is not None:
+        used = np.ones(own_keys.shape[:2], bool) if own_key_where is None else own_key_where
+        for i, (query, rows, its) in enumerate(zip(queries, own_keys, used, strict=True)):
+            alone = similarities(query[None], rows[its], similarity)[0]
+            of_queries[i] += of(i, [(value, 0.0, len(keys)) for value in alone])
+    of_keys = [of(i, [(s[j, i], bias[i], j) for j in range(number)]) for i in range(number)]
+    return of_queries, of_keys
+
+
 def over_pairs(values, over_rows=over_rows):
     """A loss of two towers, from the values of the pairs that are left, with further keys."""
 
@@ -311,41 +361,51 @@ def over_pairs(values, over_rows=over_rows):
     def of_pairs(queries, rows, keys, ids, **options):
         return values(queries, keys, None if ids is None else ids[rows], **options)
 
-    def loss(queries, keys, *, ids=None, where=None, key_where=None, **options):
+    def loss(queries, keys, *, ids=None, where=None, key_where=None, key_bias=None, **options):
         rows = np.arange(len(queries))
         used = np.ones(len(keys), bool) if key_where is None else np.array(key_where)
         used[rows] &= True if where is None else np.asarray(where)
+        if key_bias is not None:
+            options["key_bias"] = key_bias[used]
         return of_pairs(queries, rows, keys[used], ids, where=used[rows], **options)
 
     return loss
 
 
-def tower_logits(queries, keys, ids, normalize):
-    """The similarities, and which pairs take part."""
-    similarities = (cosine_logits if normalize else linear_logits)(queries, keys.T)
-    used = np.ones(similarities.shape, bool)
-    if ids is not None:
-        own = np.eye(len(ids), dtype=bool)
-        used[:, : len(ids)] = own | (ids[:, None] < 0) | (ids[:, None] != ids)
-    return similarities, used
+@over_pairs
+def info_nce_loss(
+    queries, keys, ids, *, temperature=0.07, symmetric=True, logsumexp_penalty=0.0, **options
+):
+    def of(found):
+        log_sum = log_sum_exp(np.array([logit for _, logit, _ in found]))
+        positives = [logit for _, logit, is_positive in found if is_positive]
+        return log_sum - np.mean(positives) + logsumexp_penalty * log_sum**2
+
+    both = candidates(queries, keys, ids, lambda s: s / temperature, **options)
+    return np.mean([[of(found) for found in side] for side in both[: 1 + symmetric]], axis=0)
 
 
 @over_pairs
-def info_nce_loss(queries, keys, ids, *, temperature=0.07, symmetric=True, normalize=True):
-    similarities, used = tower_logits(queries, keys, ids, normalize)
-    logits = np.where(used, similarities / temperature, -np.inf)
-    own = np.diag(logits)
-    losses = log_sum_exp(logits, axis=1) - own
-    if symmetric:
-        losses = (losses + log_sum_exp(logits[:, : len(own)], axis=0) - own) / 2
-    return losses
+def sigmoid_contrastive_loss(queries, keys, ids, *, scale=10.0, bias=-10.0, **options):
+    of_queries, _ = candidates(queries, keys, ids, lambda s: scale * s + bias, **options)
+    return [
+        sum(np.logaddexp(0.0, -logit if is_positive else logit) for _, logit, is_positive in found)
+        for found in of_queries
+    ]
 
 
-@over_pairs
-def sigmoid_contrastive_loss(queries, keys, ids, *, scale=10.0, bias=-10.0, normalize=True):
-    similarities, used = tower_logits(queries, keys, ids, normalize)
-    signs = 2 * np.eye(*similarities.shape) - 1
-    return np.sum(np.logaddexp(0.0, -signs * (scale * similarities + bias)), axis=1, where=used)
+def contrastive_metrics(of_rows):
+    """Accuracy, mean similarities and mean log-sum-exp, from `candidates` of each row."""
+    every = [pair for found in of_rows for pair in found]
+    hits, log_sums = [], []
+    for found in of_rows:
+        best = {
+            sign: max((x for _, x, p in found if p == sign), default=-np.inf) for sign in (0, 1)
+        }
+        hits.append(best[1] > best[0])
+        log_sums.append(log_sum_exp(np.array([logit for _, logit, _ in found])))
+    means = [np.mean([s for s, _, is_positive in every if is_positive == sign]) for sign in (1, 0)]
+    return np.mean(hits), *means, np.mean(log_sums)
 
 
 # Subspaces ----

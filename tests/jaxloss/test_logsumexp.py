@@ -117,12 +117,12 @@ def test_logits_of_no_bound_have_a_peak():
             rows,
             jnp.asarray([0, 1, 0, 1]),
             temperature=1.0,
-            normalize=False,
+            similarity="inner",
             denominator=denominator,
         )
         np.testing.assert_allclose(loss, 100.0, rtol=0.02)
     np.testing.assert_allclose(
-        jaxloss.info_nce_loss(rows[:2], rows[:2], temperature=1.0, normalize=False),
+        jaxloss.info_nce_loss(rows[:2], rows[:2], temperature=1.0, similarity="inner"),
         np.log(2),
         rtol=1e-5,
     )

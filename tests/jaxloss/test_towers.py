@@ -20,7 +20,7 @@ LOSSES: dict[str, tuple[str, dict[str, Any], dict[str, float]]] = {
     "info_nce": ("info_nce_loss", {}, {"temperature": 0.3}),
     "info_nce_one_way": (
         "info_nce_loss",
-        {"symmetric": False, "normalize": False},
+        {"symmetric": False, "similarity": "inner"},
         {"temperature": 0.8},
     ),
     "sigmoid_contrastive": ("sigmoid_contrastive_loss", {}, {"scale": 4.0, "bias": -1.5}),
@@ -257,7 +257,7 @@ def test_large_logits_have_a_gradient():
     """Of a negative with the inner product 100, whose exponential overflows in float32."""
     queries = 10 * np.eye(4)
     keys = np.roll(queries, 1, axis=0)
-    loss = partial(jaxloss.sigmoid_contrastive_loss, scale=1.0, bias=0.0, normalize=False)
+    loss = partial(jaxloss.sigmoid_contrastive_loss, scale=1.0, bias=0.0, similarity="inner")
     got, expected = [], []
     for results, dtype in ((got, np.float32), (expected, np.float64)):
         with precision(dtype):

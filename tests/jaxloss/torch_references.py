@@ -143,21 +143,33 @@ def triplet_loss(
     return terms.sum(), len(terms)
 
 
-def _pairs(x, y, rows, row_labels, *, normalize):
-    """Cosines `[m]`, and the overlaps of the labels."""
-    if normalize:
-        x, rows = F.normalize(x, dim=0), F.normalize(rows)
+def _similarities(a, b, similarity):
+    """Of rows along the last axis."""
+    if similarity == "cosine":
+        a, b = F.normalize(a, dim=-1), F.normalize(b, dim=-1)
+    if similarity in ("cosine", "inner"):
+        return (a * b).sum(-1)
+    squares = ((a - b) ** 2).sum(-1)
+    if similarity == "negative_squared_distance":
+        return -squares
+    zero = squares == 0
+    return -squares.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
+
+
+def _pairs(x, y, rows, row_labels, similarity):
+    """Similarities `[m]`, and the overlaps of the labels."""
+    s = _similarities(x, rows, similarity)
     if row_labels.ndim == 1:
-        return rows @ x, (row_labels == y).to(x)
+        return s, (row_labels == y).to(x)
     known = (y >= 0) & (row_labels >= 0)
     both, either = (y > 0) & (row_labels > 0) & known, ((y > 0) | (row_labels > 0)) & known
-    return rows @ x, both.sum(dim=1).to(x) / either.sum(dim=1).clamp(min=1)
+    return s, both.sum(dim=1).to(x) / either.sum(dim=1).clamp(min=1)
 
 
 @over_anchors
-def supervised_contrastive_loss(*anchor, temperature=0.1, denominator="all", normalize=True):
-    cosines, overlaps = _pairs(*anchor, normalize=normalize)
-    logits, positive = cosines / temperature, overlaps > 0
+def supervised_contrastive_loss(*anchor, temperature=0.1, denominator="all", similarity="cosine"):
+    s, overlaps = _pairs(*anchor, similarity)
+    logits, positive = s / temperature, overlaps > 0
     if not positive.any():
         return None
     if denominator == "all":
@@ -176,13 +188,13 @@ def multi_similarity_loss(
     negative_scale=50.0,
     threshold=0.5,
     mining_margin=None,
-    normalize=True,
+    similarity="cosine",
 ):
-    cosines, overlaps = _pairs(*anchor, normalize=normalize)
-    positives, negatives = cosines[overlaps > 0], cosines[overlaps == 0]
+    s, overlaps = _pairs(*anchor, similarity)
+    positives, negatives = s[overlaps > 0], s[overlaps == 0]
     if mining_margin is not None:
         if len(positives) == 0 or len(negatives) == 0:
-            return cosines.sum() * 0
+            return s.sum() * 0
         hard = positives[positives < negatives.max() + mining_margin]
         negatives = negatives[negatives > positives.min() - mining_margin]
         positives = hard
@@ -193,48 +205,81 @@ def multi_similarity_loss(
 
 
 @over_anchors
-def circle_loss(*anchor, margin=0.4, scale=80.0, normalize=True):
-    cosines, overlaps = _pairs(*anchor, normalize=normalize)
-    positives, negatives = cosines[overlaps > 0], cosines[overlaps == 0]
+def circle_loss(*anchor, margin=0.4, scale=80.0, similarity="cosine"):
+    s, overlaps = _pairs(*anchor, similarity)
+    positives, negatives = s[overlaps > 0], s[overlaps == 0]
     if len(positives) == 0 or len(negatives) == 0:
         return None
     of_positives = F.relu(1 + margin - positives.detach()) * (positives - (1 - margin))
     of_negatives = F.relu(negatives.detach() + margin) * (negatives - margin)
     pairs = scale * (of_negatives[:, None] - of_positives[None])
     # `F.softplus` is rounded above 20.
-    return torch.logaddexp(cosines.new_zeros(()), pairs.flatten().logsumexp(0))
+    return torch.logaddexp(s.new_zeros(()), pairs.flatten().logsumexp(0))
 
 
-def _tower_logits(queries, keys, ids, normalize):
-    """The similarities, and which pairs are left out."""
+def _candidates(
+    queries,
+    keys,
+    ids,
+    line,
+    *,
+    similarity="cosine",
+    equal_ids="ignore",
+    key_bias=None,
+    own_keys=None,
+    own_key_where=None,
+    hardness=0.0,
+    margin_of_false_negatives=None,
+):
+    """Of each query, and of the key of each: the logits of all pairs, positives, negatives."""
     number = len(queries)
-    if normalize:
-        queries, keys = F.normalize(queries), F.normalize(keys)
-    left_out = torch.zeros(number, len(keys), dtype=torch.bool)
+    own = torch.eye(number, len(keys), dtype=torch.bool)
+    same = own.clone()
     if ids is not None:
-        left_out[:, :number] = (ids[:, None] == ids[None]) & (ids[:, None] >= 0)
-        left_out[range(number), range(number)] = False
-    return queries @ keys.T, left_out
+        same[:, :number] |= (ids[:, None] == ids[None]) & (ids[:, None] >= 0)
+    positives = own if equal_ids == "ignore" else same
+    s = _similarities(queries[:, None], keys, similarity)
+    bias = s.new_zeros(len(keys)) if key_bias is None else key_bias
+    limits = s.diagonal().detach() + (margin_of_false_negatives or 0)
+
+    def of(s, positives, negatives, bias):
+        """Of the pairs of a row, along the second axis."""
+        if margin_of_false_negatives is not None:
+            negatives = negatives & (s <= limits[:, None])
+        harder = (hardness * s.detach()).masked_fill(positives, 0)
+        return line(s) + bias + harder, positives, negatives
+
+    columns = (x[:, :number].T for x in (s, positives, ~same))
+    of_keys = of(*columns, bias[:number, None])
+    of_queries = of(s, positives, ~same, bias)
+    if own_keys is not None:
+        used = torch.ones(own_keys.shape[:2]).bool() if own_key_where is None else own_key_where
+        # Those that are not used have no gradient, whatever they are.
+        alone = _similarities(queries[:, None], own_keys.where(used[..., None], 0), similarity)
+        alone = of(alone, torch.zeros_like(used), used, 0.0)
+        of_queries = [torch.cat(both, 1) for both in zip(of_queries, alone, strict=True)]
+    return of_queries, of_keys
 
 
 @over_pairs
-def info_nce_loss(queries, keys, ids, *, temperature=0.07, symmetric=True, normalize=True):
-    similarities, left_out = _tower_logits(queries, keys, ids, normalize)
-    logits = (similarities / temperature).masked_fill(left_out, -torch.inf)
-    own = torch.arange(len(queries))
-    losses = F.cross_entropy(logits, own, reduction="none")
-    if symmetric:
-        columns = logits[:, : len(queries)].T
-        losses = (losses + F.cross_entropy(columns, own, reduction="none")) / 2
-    return losses
+def info_nce_loss(
+    queries, keys, ids, *, temperature=0.07, symmetric=True, logsumexp_penalty=0.0, **options
+):
+    def of(logits, positives, negatives):
+        log_sums = logits.masked_fill(~(positives | negatives), -torch.inf).logsumexp(1)
+        means = logits.masked_fill(~positives, 0).sum(1) / positives.sum(1)
+        return log_sums - means + logsumexp_penalty * log_sums**2
+
+    both = _candidates(queries, keys, ids, lambda s: s / temperature, **options)
+    return torch.stack([of(*side) for side in both[: 1 + symmetric]]).mean(0)
 
 
 @over_pairs
-def sigmoid_contrastive_loss(queries, keys, ids, *, scale=10.0, bias=-10.0, normalize=True):
-    similarities, left_out = _tower_logits(queries, keys, ids, normalize)
-    signs = 2 * torch.eye(len(queries), len(keys)).to(similarities) - 1
-    terms = -F.logsigmoid(signs * (scale * similarities + bias))
-    return terms.masked_fill(left_out, 0).sum(dim=1)
+def sigmoid_contrastive_loss(queries, keys, ids, *, scale=10.0, bias=-10.0, **options):
+    both = _candidates(queries, keys, ids, lambda s: scale * s + bias, **options)
+    logits, positives, negatives = both[0]
+    terms = -F.logsigmoid(logits.where(positives, -logits))
+    return terms.masked_fill(~(positives | negatives), 0).sum(dim=1)
 
 
 def classifier_projector(weights, epsilon=1e-4):

@@ -1,0 +1,79 @@
+"""What a contrastive loss tells of a batch beside its value, from the same visit of the tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float
+
+from jaxloss.core.batch import sum_over
+from jaxloss.pairs.statistics import PEAK, SUM, ByClass, Statistic
+from jaxloss.pairs.visits import Sides
+
+
+class ContrastiveMetrics(NamedTuple):
+    """What a contrastive loss of `metrics=True` tells of the global batch, without a gradient."""
+
+    accuracy: Float[Array, ""]
+    """The share of rows for which a positive has the largest logit. An equal negative is a miss."""
+    positive: Float[Array, ""]
+    """The mean similarity of rows and their positives."""
+    negative: Float[Array, ""]
+    """The mean similarity of rows and their negatives."""
+    logsumexp: Float[Array, ""]
+    """The mean over rows of the log-sum-exp of all logits."""
+
+
+class Watched(NamedTuple):
+    """Of each row, over its positives and over its negatives."""
+
+    largest: ByClass
+    """The largest logit; -inf for no pair."""
+    total: ByClass
+    """The sum of the similarities."""
+    number: ByClass
+    """Of the pairs."""
+
+
+def watched(
+    logits: Callable[..., Float[Array, "a b"]], mask: Callable[..., Any] | None = None
+) -> tuple[Statistic, Statistic, Statistic]:
+    """Returns the statistics of `Watched`, for logits of statistics with this mask."""
+
+    def similarity(similarities: Float[Array, "a b"], *_: Any) -> Float[Array, "a b"]:
+        return similarities
+
+    def one(similarities: Float[Array, "a b"], *_: Any) -> Float[Array, "a b"]:
+        return jnp.ones_like(similarities)
+
+    values = ((PEAK, logits), (SUM, similarity), (SUM, one))
+    largest, total, number = (
+        Statistic(reduction, value, mask, is_smooth=True, has_gradient=False)
+        for reduction, value in values
+    )
+    return largest, total, number
+
+
+def contrastive_metrics(
+    sides: Sides, found: Watched, log_sums: Float[Array, " n"], counts: Bool[Array, " n"]
+) -> ContrastiveMetrics:
+    """Returns the metrics over the rows of all devices that are valid and count."""
+    counts = counts & sides.anchors.valid
+
+    def total(values: Float[Array, " n"]) -> Float[Array, ""]:
+        return sum_over(jnp.sum(jnp.where(counts, lax.stop_gradient(values), 0)), sides.axis_name)
+
+    def mean(values: Float[Array, " n"], number: Float[Array, " n"]) -> Float[Array, ""]:
+        divisor = total(number)
+        return total(values) / jnp.where(divisor == 0, 1, divisor)
+
+    hits, one = found.largest.positive > found.largest.negative, jnp.ones_like(log_sums)
+    return ContrastiveMetrics(
+        mean(hits.astype(one.dtype), one),
+        mean(found.total.positive, found.number.positive),
+        mean(found.total.negative, found.number.negative),
+        mean(log_sums, one),
+    )

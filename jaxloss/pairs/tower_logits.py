@@ -1,0 +1,279 @@
+"""Logits of two towers, with the options of their losses: what becomes of similarities.
+
+A logit is `line(s_ij) + b_j`, with a bias b of the key, and of a negative also `+ h · sg(s_ij)`.
+The positives of a query are its own key, or all keys of its id. Its negatives are the others, but
+for those that are left out: of its id, or more similar than its own key by a margin. Keys that a
+query alone sees are further negatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float
+
+from jaxloss.core import checks
+from jaxloss.core.checks import Number
+from jaxloss.core.linear import l2_normalize, widen
+from jaxloss.core.logsumexp import logsumexp, softplus
+from jaxloss.pairs.comparison import Towers
+from jaxloss.pairs.metrics import ContrastiveMetrics, Watched, contrastive_metrics, watched
+from jaxloss.pairs.rows import similarities_of_rows
+from jaxloss.pairs.statistics import LOGSUMEXP, SUM, ByClass, PairReduction, Statistic
+from jaxloss.pairs.visits import Sides, in_both_directions, statistics_of
+
+EqualIds: TypeAlias = Literal["ignore", "positive"]
+Line: TypeAlias = Callable[[Array, Any], Array]
+"""`(similarities, params)` to logits."""
+
+
+class _Params(NamedTuple):
+    line: Any
+    hardness: Float[Array, ""] | None
+    margin: Float[Array, ""] | None
+
+
+class OwnKeys(NamedTuple):
+    """The keys `[n, k]` that a query alone sees."""
+
+    similarities: Float[Array, "n k"]
+    logits: Float[Array, "n k"]
+    used: Bool[Array, "n k"]
+
+
+class LogSums(NamedTuple):
+    """Of each query, or of each key: what a softmax over its candidates needs."""
+
+    positive: Float[Array, " n"]
+    """The log-sum-exp of the logits of its positives."""
+    mean: Float[Array, " n"] | None
+    """The mean of these logits; None if there is only one."""
+    negative: Float[Array, " n"]
+    """The log-sum-exp of the logits of its negatives; -inf if there are none."""
+
+    @property
+    def losses(self) -> Float[Array, " n"]:
+        """The mean of `−log(e^a / Σ e^b)` over its positives."""
+        # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
+        values = softplus(self.negative - self.positive)
+        return values if self.mean is None else values + (self.positive - self.mean)
+
+    @property
+    def every(self) -> Float[Array, " n"]:
+        """The log-sum-exp of all logits."""
+        return self.positive + softplus(self.negative - self.positive)
+
+
+class TowerLogits(NamedTuple):
+    """The logits of queries and keys."""
+
+    towers: Towers
+    sides: Sides
+    line: Line
+    params: _Params
+    key_bias: Float[Array, " m"] | None
+    bound: float | None
+    """A number that is never below the absolute value of a logit, if one is known."""
+
+    @property
+    def of_ids(self) -> bool:
+        """Whether all keys of an id are positives. Then the tiles have the own ones, too."""
+        return not self.sides.of_towers
+
+    @property
+    def own(self) -> Float[Array, " n"]:
+        """The logit of each query and its own key."""
+        logits = self.line(self.towers.own, self.params.line)
+        return logits if self.key_bias is None else logits + self.key_bias[: len(logits)]
+
+    def statistic(self, reduction: PairReduction, sign: int = 1, **options: Any) -> Statistic:
+        """Returns a statistic of the logits, those of positives with this sign."""
+
+        def value(s: Array, same: Any, params: _Params, numbers: tuple[Any, ...]) -> Array:
+            logits = self._logits(s, same, params, numbers)
+            return logits if sign == 1 or same is None else jnp.where(same, -logits, logits)
+
+        return Statistic(
+            reduction,
+            self._of_pairs(value),
+            self._mask,
+            bound=self.bound,
+            is_smooth=True,
+            **options,
+        )
+
+    def watched(self) -> tuple[Statistic, ...]:
+        """Returns the statistics of `metrics_of`."""
+        return watched(self._of_pairs(self._logits), self._mask)
+
+    def log_sums(
+        self, own_keys: OwnKeys | None, *, symmetric: bool, metrics: bool
+    ) -> tuple[list[LogSums], list[ByClass]]:
+        """Returns those of queries and, if `symmetric`, of keys; and what `metrics_of` takes."""
+        statistics, number = [self.statistic(LOGSUMEXP)], self.towers.own.shape[0]
+        if self.of_ids:
+            of_logits = self.statistic(SUM)
+            ones = of_logits._replace(value=lambda s, *_: jnp.ones_like(s))
+            statistics += [of_logits, ones]
+        params, several = self.params, (*statistics, *(self.watched() if metrics else ()))
+        if symmetric:
+            found = in_both_directions(self.sides, params, several)
+        else:
+            found = (statistics_of(self.sides, params, several),)
+        of_logits = [side[: len(statistics)] for side in found]
+        results = [
+            self.log_sums_of(*jax.tree.map(lambda x: x[:number], side), own_keys=own)
+            for side, own in zip(of_logits, (own_keys, None), strict=False)
+        ]
+        return results, [*found[0][len(statistics) :]]
+
+    def log_sums_of(
+        self,
+        sums: ByClass,
+        *of_positives: ByClass,
+        own_keys: OwnKeys | None,
+    ) -> LogSums:
+        """Returns them from statistics of the tiles: log-sum-exps, and of ids sums and counts."""
+        negative = sums.negative
+        if own_keys is not None:
+            values = jnp.concatenate([negative[:, None], own_keys.logits], axis=1)
+            used = jnp.concatenate([sums.has_negative[:, None], own_keys.used], axis=1)
+            negative = logsumexp(values, used, axis=1)
+        if not self.of_ids:
+            return LogSums(self.own, None, negative)
+        positive, mean = jnp.where(sums.has_positive, sums.positive, 0), None
+        if of_positives:
+            total, count = (one.positive for one in of_positives)
+            mean = total / jnp.where(count == 0, 1, count)
+        return LogSums(positive, mean, negative)
+
+    def metrics_of(
+        self, found: list[ByClass], log_sums: Float[Array, " n"], own_keys: OwnKeys | None
+    ) -> ContrastiveMetrics:
+        """Returns the metrics of the queries, from the results of `watched`."""
+        largest, total, number = found
+        if not self.of_ids:
+            ones = jnp.ones_like(self.towers.own)
+            largest, total, number = (
+                ByClass(own, of.negative)
+                for own, of in ((self.own, largest), (self.towers.own, total), (ones, number))
+            )
+        if own_keys is not None:
+            s, logits, used = own_keys
+            best = jnp.max(logits, 1, where=used, initial=-jnp.inf)
+            largest = ByClass(largest.positive, jnp.maximum(largest.negative, best))
+            total = ByClass(total.positive, total.negative + jnp.sum(s, 1, where=used))
+            count = jnp.sum(used, 1, dtype=s.dtype)
+            number = ByClass(number.positive, number.negative + count)
+        counts = jnp.ones_like(log_sums, bool)
+        return contrastive_metrics(self.sides, Watched(largest, total, number), log_sums, counts)
+
+    def own_keys(self, queries: Any, own_keys: Any, own_key_where: Any) -> OwnKeys | None:
+        """Checks the keys that a query alone sees, and returns their logits."""
+        if own_keys is None:
+            if own_key_where is not None:
+                raise ValueError("`own_key_where` must come with `own_keys`, which is missing")
+            return None
+        queries = checks.floating("queries", queries, "n d")
+        keys = checks.floating("own_keys", own_keys, "n k d")
+        (number, dim), shape = queries.shape, keys.shape
+        if (shape[0], shape[2]) != (number, dim):
+            raise ValueError(
+                f"`own_keys` must have shape [n, k, d] with n = {number} and d = {dim} to match "
+                f"`queries` {queries.shape}, got {shape}"
+            )
+        valid = self.towers.sides.anchors.valid
+        used = jnp.broadcast_to(valid[:, None], shape[:2])
+        if own_key_where is not None:
+            used = used & checks.mask_of("own_key_where", own_key_where, "n k", shape[:2])
+        queries, keys = widen(queries, keys)
+        flat = keys.reshape(-1, dim)
+        similarity = self.towers.similarity
+        if similarity == "cosine":
+            queries = l2_normalize(queries, valid)
+            flat = l2_normalize(flat, used.reshape(-1))
+        else:
+            queries = jnp.where(valid[:, None], queries, 0)
+            flat = jnp.where(used.reshape(-1, 1), flat, 0)
+        s = similarities_of_rows(similarity, queries[:, None, :], flat.reshape(shape))
+        given = () if self.params.margin is None else (self.towers.own[:, None],)
+        mask = self._is_used(s, None, self.params, given)
+        logits = self._logits(s, None, self.params, None)
+        return OwnKeys(s, logits, used if mask is None else used & mask)
+
+    # Of a pair ----
+
+    def _of_pairs(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function as statistics take it, of `(s, same, params, numbers)`."""
+        if self.of_ids:
+            return lambda s, same, params, *numbers: function(s, same, params, numbers)
+        return lambda s, params, *numbers: function(s, None, params, numbers)
+
+    def _logits(self, s: Array, same: Any, params: _Params, numbers: Any) -> Array:
+        """Returns logits. `same` is None of negatives, and numbers are None of own keys."""
+        logits = self.line(s, params.line)
+        if params.hardness is not None:
+            harder = params.hardness * lax.stop_gradient(s)
+            logits = logits + (harder if same is None else jnp.where(same, 0, harder))
+        return logits if self.key_bias is None or numbers is None else logits + numbers[-1]
+
+    @property
+    def _mask(self) -> Callable[..., Array] | None:
+        return None if self.params.margin is None else self._of_pairs(self._is_used)
+
+    def _is_used(self, s: Array, same: Any, params: _Params, numbers: Any) -> Array | None:
+        if params.margin is None:
+            return None
+        used = ~(s > lax.stop_gradient(numbers[0]) + params.margin)  # A NaN stays visible.
+        return used if same is None else used | same
+
+
+def tower_logits(
+    towers: Towers,
+    line: Line,
+    line_params: Any,
+    *,
+    bound: float | None,
+    equal_ids: Any,
+    key_bias: Float[Array, " m"] | None,
+    hardness: Any,
+    margin_of_false_negatives: Any,
+) -> TowerLogits:
+    """Checks the options of a loss of two towers, and returns its logits.
+
+    Args:
+      line, line_params: Of similarities without options, as `line(s, line_params)`.
+      bound: Of the absolute value of `line`, if one is known.
+      equal_ids, key_bias, hardness, margin_of_false_negatives: Options of the losses.
+    """
+    checks.choice("equal_ids", equal_ids, ("ignore", "positive"))
+    dtype, sides = towers.dtype, towers.sides._replace(of_towers=equal_ids == "ignore")
+    hardness = checks.in_range("hardness", hardness, dtype)
+    margin = margin_of_false_negatives
+    if margin is not None:
+        margin = checks.in_range("margin_of_false_negatives", margin, dtype)
+        margin = jnp.asarray(margin, dtype)
+        own = lax.stop_gradient(towers.own)
+        missing = sides.references.labels.shape[0] - own.shape[0]  # pyright: ignore
+        of_keys = jnp.pad(own, (0, missing))  # The further keys look for no query.
+        sides = sides._replace(
+            anchors=sides.anchors._replace(given=own),
+            references=sides.references._replace(given=of_keys),  # pyright: ignore
+        )
+    if key_bias is not None or bound is None or isinstance(hardness, jax.Array):
+        bound = None
+    else:
+        bound = bound + abs(hardness)
+    harder = jnp.asarray(hardness, dtype) if is_on(hardness) else None
+    bias = None if key_bias is None else jnp.asarray(key_bias, dtype)
+    params = _Params(line_params, harder, margin)
+    return TowerLogits(towers, sides, line, params, bias, bound)
+
+
+def is_on(number: Number) -> bool:
+    """Returns whether a hyperparameter may differ from 0."""
+    return isinstance(number, jax.Array) or number != 0
