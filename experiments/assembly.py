@@ -22,7 +22,7 @@ from experiments.contracts import Objective, Problem, Protocol
 from experiments.data.augment import check_augmentation, seen_shape
 from experiments.data.builders import image_shape, is_multi_label
 from experiments.data.pipeline import RecordImages
-from experiments.data.sampling import batch_size_of, draw_batch, index_classes, parse_strategy
+from experiments.data.sampling import batch_size_of, draw_batch, parse_strategy
 from experiments.data.selection import labels_of
 from experiments.errors import ConfigError
 from experiments.models import build_backbone
@@ -43,6 +43,7 @@ from experiments.training.step import (
     initial_state,
     learning_rate,
 )
+from jaxloss.sampling import index_classes
 
 _log = logging.getLogger(__name__)
 

@@ -78,7 +78,7 @@ Losses of your own: `jaxloss.pairs` compares rows in tiles, over devices; `divid
 `sharded_loss` spread a loss over a mesh; `jaxloss.testing` checks it against all of this.
 """
 
-from jaxloss import pairs
+from jaxloss import pairs, sampling
 from jaxloss.core.linear import cosine_logits, linear_logits
 from jaxloss.core.sharding import divided, sharded_loss
 from jaxloss.features.diagnostics import Discriminability, discriminability
@@ -113,6 +113,7 @@ from jaxloss.losses.hypersphere import (
     update_class_means,
 )
 from jaxloss.losses.integration import direct_sum_loss, spectral_sum_loss, sum_loss
+from jaxloss.losses.koleo import koleo_loss
 from jaxloss.losses.metric import circle_loss, multi_similarity_loss, nca_loss
 from jaxloss.losses.multilabel import (
     asymmetric_loss,
@@ -157,6 +158,7 @@ __all__ = [
     "dot_regression_loss",
     "group_softmax_loss",
     "info_nce_loss",
+    "koleo_loss",
     "linear_logits",
     "make_queue",
     "margin_softmax_loss",
@@ -177,6 +179,7 @@ __all__ = [
     "retrieval_metrics",
     "robust_multilabel_loss",
     "sample_wise_loss",
+    "sampling",
     "sharded_loss",
     "sigmoid_contrastive_loss",
     "sigmoid_loss",

@@ -15,15 +15,9 @@ from jax import Array, lax
 
 from experiments.config import Count
 from experiments.contracts import mean_and_interval
-from experiments.data.sampling import (
-    ClassIndex,
-    Episodes,
-    episode_classes,
-    episodes_hash,
-    evaluation_episodes,
-    index_classes,
-)
+from experiments.data.sampling import episode_classes, episodes_hash, evaluation_episodes
 from jaxloss.core.products import wide_product as product
+from jaxloss.sampling import ClassIndex, Episodes, index_classes
 
 EPISODES_AT_ONCE = 64
 """Bounds the gathered features to about 16 MB at 100 × 640."""

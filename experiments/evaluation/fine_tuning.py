@@ -13,7 +13,7 @@ from jax import Array, lax
 
 import jaxloss
 from experiments.config import Count, Positive, Share, Weight
-from experiments.data.sampling import Episodes, support_orders
+from experiments.data.sampling import support_orders
 from experiments.evaluation.few_shot import (
     EPISODES_AT_ONCE,
     EpisodeConfig,
@@ -21,6 +21,7 @@ from experiments.evaluation.few_shot import (
     evaluate_episodes,
 )
 from jaxloss.core.products import wide_product as product
+from jaxloss.sampling import Episodes
 
 Classifier = Literal["cosine", "linear"]
 """Logits are cosines, or inner products without a bias."""

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from experiments.config import TrainConfig
-from experiments.data.sampling import Episodes, episode_classes
+from experiments.data.sampling import episode_classes
 from experiments.evaluation import feature_space as space
 from experiments.evaluation.few_shot import (
     accuracies_of,
@@ -25,6 +25,7 @@ from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.instance import InstanceConfig
 from experiments.protocols.negative_margin import NegativeMarginConfig, fine_tuned_classifier
 from experiments.reporting.style import INK, VERMILLION, series_mark
+from jaxloss.sampling import Episodes
 
 TILES = 300  # In a map, at most.
 _TILE = 0.34  # Inches of the side of a tile in a map.

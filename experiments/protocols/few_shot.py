@@ -24,7 +24,7 @@ from experiments.contracts import (
     Protocol,
     measured,
 )
-from experiments.data.sampling import Episodes, episode_classes
+from experiments.data.sampling import episode_classes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import (
     Distance,
@@ -43,6 +43,7 @@ from experiments.protocols.integration import IntegratedLoss, terms
 from experiments.protocols.linear_head import head_logits, init_linear_head, train_accuracy
 from experiments.reporting.markdown import format_value
 from experiments.reporting.run import episodes_table
+from jaxloss.sampling import Episodes
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from experiments.contracts import (
     Problem,
     Protocol,
 )
-from experiments.data.sampling import Episodes
 from experiments.errors import ConfigError
 from experiments.evaluation.classification import predict_classes, shared_predictions
 from experiments.evaluation.feature_space import unit_features
@@ -50,6 +49,7 @@ from experiments.protocols.margin_data import (
 )
 from experiments.reporting.markdown import table
 from experiments.reporting.run import episodes_table
+from jaxloss.sampling import Episodes
 
 _LOGITS = {"cosine": jaxloss.cosine_logits, "softmax": jaxloss.linear_logits}
 _LABELS = {"cosine": "Cosine softmax", "softmax": "Softmax"}

@@ -75,7 +75,8 @@ class TowerLogits(NamedTuple):
     sides: Sides
     line: Line
     params: _Params
-    key_bias: Float[Array, " m"] | None
+    own_bias: Float[Array, " n"] | None
+    """Of the own keys; None if keys have no bias."""
     bound: float | None
     """A number that is never below the absolute value of a logit, if one is known."""
 
@@ -88,7 +89,7 @@ class TowerLogits(NamedTuple):
     def own(self) -> Float[Array, " n"]:
         """The logit of each query and its own key."""
         logits = self.line(self.towers.own, self.params.line)
-        return logits if self.key_bias is None else logits + self.key_bias[: len(logits)]
+        return logits if self.own_bias is None else logits + self.own_bias
 
     def statistic(self, reduction: PairReduction, sign: int = 1, **options: Any) -> Statistic:
         """Returns a statistic of the logits, those of positives with this sign."""
@@ -219,7 +220,7 @@ class TowerLogits(NamedTuple):
         if params.hardness is not None:
             harder = params.hardness * lax.stop_gradient(s)
             logits = logits + (harder if same is None else jnp.where(same, 0, harder))
-        return logits if self.key_bias is None or numbers is None else logits + numbers[-1]
+        return logits if self.own_bias is None or numbers is None else logits + numbers[-1]
 
     @property
     def _mask(self) -> Callable[..., Array] | None:
@@ -269,7 +270,10 @@ def tower_logits(
     else:
         bound = bound + abs(hardness)
     harder = jnp.asarray(hardness, dtype) if is_on(hardness) else None
-    bias = None if key_bias is None else jnp.asarray(key_bias, dtype)
+    bias = None
+    if key_bias is not None:
+        valid = sides.anchors.valid
+        bias = jnp.where(valid, jnp.asarray(key_bias, dtype)[: valid.shape[0]], 0)
     params = _Params(line_params, harder, margin)
     return TowerLogits(towers, sides, line, params, bias, bound)
 

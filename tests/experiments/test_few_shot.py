@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from scipy.spatial.distance import cdist
 
 from experiments.contracts import mean_and_interval
-from experiments.data.sampling import Episodes, episodes_hash, evaluation_episodes, support_orders
+from experiments.data.sampling import episodes_hash, evaluation_episodes, support_orders
 from experiments.evaluation.few_shot import (
     Distance,
     EpisodeConfig,
@@ -29,6 +29,7 @@ from experiments.evaluation.fine_tuning import (
     fine_tuned_predictions,
     first_weights,
 )
+from jaxloss.sampling import Episodes
 from tests.tolerances import FLOAT32
 
 LABELS = np.arange(300) * 7 % 12

@@ -248,6 +248,18 @@ def views(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
     return call
 
 
+def alone(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
+    """Of the features. A negative label is padding."""
+    del xp
+
+    @wraps(loss)
+    def call(features, labels, *, where=None, **options):
+        where = labels >= 0 if where is None else where & (labels >= 0)
+        return loss(features, where=where, **options)
+
+    return call
+
+
 def paired(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
     """Of two towers. The keys are made of the queries, by numbers that round no dtype.
 
@@ -656,6 +668,7 @@ VARIANTS = (
         scale=4.0,
     ),
     variant("proxy_nca", "without_own", temperature=0.7, include_own=False, normalize=False),
+    variant("koleo", "in_tiles", 5, adapt=alone),
     variant("vicreg", "of_one_batch", adapt=views),
     variant("barlow_twins", "of_one_batch", adapt=views),
 )

@@ -311,6 +311,25 @@ def retrieval_metrics(features, labels, ks, *, where=None, euclidean=False, **re
     return np.mean(results, axis=0) if results else np.zeros(len(ks) + 2)
 
 
+def unlabelled(per_sample, over_rows=over_rows):
+    """A loss of features alone, from the losses of those that are not padding."""
+
+    @over_rows
+    def of_rows(features, _):
+        return per_sample(features)
+
+    return lambda features, **options: of_rows(features, 0 * features[:, 0], **options)
+
+
+@unlabelled
+def koleo_loss(features):
+    if len(features) < 2:
+        return [None] * len(features)
+    gaps = -similarities(unit(features), unit(features), "negative_distance")
+    np.fill_diagonal(gaps, np.inf)
+    return list(-np.log(np.min(gaps, axis=1) + 1e-8))
+
+
 # Two towers ----
 
 

@@ -217,6 +217,16 @@ def circle_loss(*anchor, margin=0.4, scale=80.0, similarity="cosine"):
     return torch.logaddexp(s.new_zeros(()), pairs.flatten().logsumexp(0))
 
 
+@partial(references.unlabelled, over_rows=over_rows)
+def koleo_loss(features):
+    if len(features) < 2:
+        return [None] * len(features)
+    units = F.normalize(features)
+    others = ~torch.eye(len(units), dtype=torch.bool)
+    gaps = -_similarities(units[:, None], units, "negative_distance")
+    return list(-torch.log(gaps.masked_fill(~others, torch.inf).amin(1) + 1e-8))
+
+
 def _candidates(
     queries,
     keys,

@@ -1,0 +1,78 @@
+"""A spread of the features: each keeps away from its nearest neighbour."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float
+
+from jaxloss.core import checks
+from jaxloss.core.batch import AxisName, Reduction, reduce
+from jaxloss.core.checks import Number
+from jaxloss.core.sharding import divided
+from jaxloss.pairs.rows import anchors_and_references, are_low, centered, scaled
+from jaxloss.pairs.visits import Sides, largest_of, rows_at
+
+
+@divided
+def koleo_loss(
+    features: Float[Array, "n d"],
+    *,
+    epsilon: Number = 1e-8,
+    block_size: int | None = None,
+    where: Bool[Array, " n"] | None = None,
+    sample_weights: Float[Array, " n"] | None = None,
+    reduction: Reduction = "mean",
+    axis_name: AxisName | None = None,
+) -> Float[Array, ""] | Float[Array, " n"]:
+    r"""KoLeo: features are spread evenly on the sphere. It is an addend to other losses.
+
+    .. math:: \ell_i = -\log\big(\min_{j≠i} \|\hat x_i - \hat x_j\| + ε\big), \quad
+       \hat x = x / \|x\|
+
+    The minimum is over the global batch. The gradient reaches both samples of a pair, and is 0
+    between equal ones. The memory does not grow with n², and there is a forward mode.
+
+    Args:
+      features: `[n, d]`. A zero vector stays zero, and has no gradient.
+      epsilon: ε > 0, which bounds the loss of equal features.
+      block_size: The keyword of pairwise losses in `jaxloss`.
+      where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
+        without another one does not count.
+
+    Returns:
+      A scalar, or `[n]` for `reduction="none"`.
+
+    Raises:
+      ValueError: If `epsilon` or `block_size` is not positive.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxloss
+      >>> features = jnp.array([[1.0, 0.0], [3.0, 4.0], [0.0, 2.0]])
+      >>> print(f"{jaxloss.koleo_loss(features):.4f}")
+      0.3426
+
+    References:
+      Sablayrolles et al., Spreading Vectors for Similarity Search, ICLR 2019, eq. (3).
+      Oquab et al., DINOv2: Learning Robust Visual Features without Supervision, 2023.
+    """
+    checks.block_size(block_size)
+    features = checks.floating("features", features, "n d")
+    mask = checks.row_mask(where, "features", features)
+    valid = jnp.ones(features.shape[0], bool) if mask is None else mask
+    given = features, jnp.zeros_like(valid, jnp.int32), valid, None, axis_name
+    anchors, _ = centered(*anchors_and_references(*given, normalize=True, load=True), axis_name)
+    sides = Sides(anchors, None, "negative_squared_distance", None, False, block_size, axis_name)
+    if are_low(features, None):
+        rows, _ = scaled(*anchors_and_references(*given))
+        sides = sides._replace(anchors=rows, similarity="negative_squared_distance_of_units")
+    nearest, positions = largest_of(sides, lambda similarities, *_: similarities)
+    defined = valid & nearest.has_positive
+    others = rows_at(positions.positive, anchors.features, axis_name)
+    # From the rows themselves: a product would round the distance of near ones.
+    squares = jnp.sum(jnp.where(defined[:, None], anchors.features - others, 0) ** 2, axis=1)
+    zero = squares == 0  # False for NaN, so that NaN stays visible.
+    distances = jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, squares)))
+    epsilon = checks.in_range("epsilon", epsilon, distances.dtype, above=0)
+    values = -jnp.log(distances + jnp.asarray(epsilon, distances.dtype))
+    return reduce(values, defined, sample_weights, reduction, axis_name)
