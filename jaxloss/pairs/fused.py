@@ -97,11 +97,11 @@ def _weighted_sum(
     weights: Float[Array, "k a"],
 ) -> tuple[Float[Array, ""], tuple[ByClass, ...]]:
     (((sums, *others), _), _) = forward(plan, params, center, anchors, references)
-    return jnp.sum(weights * _of_all(sums)), tuple(others)
+    return jnp.sum(weights * _of_all(plan, sums)), tuple(others)
 
 
-def _of_all(sums: ByClass) -> Float[Array, "k a"]:
-    return sums.positive + sums.negative
+def _of_all(plan: Plan, sums: ByClass) -> Float[Array, "k a"]:
+    return sums.negative if plan.of_towers else sums.positive + sums.negative
 
 
 def _weighted_forward(
@@ -133,8 +133,8 @@ def _weighted_forward(
     found, rows = found._replace(of_anchors=d_anchors), (anchors, references)
     gradients = gradients_of(plan, center, found, rows, (own, others))
     sums, *others = results_of(plan, state)
-    results = jnp.sum(weights * _of_all(sums)), tuple(others)
-    return results, (*gradients, _of_all(sums))
+    results = jnp.sum(weights * _of_all(plan, sums)), tuple(others)
+    return results, (*gradients, _of_all(plan, sums))
 
 
 def _weighted_backward(plan: Plan, gradients: Any, cotangents: tuple[Float[Array, ""], Any]) -> Any:

@@ -75,8 +75,9 @@ class TowerLogits(NamedTuple):
     sides: Sides
     line: Line
     params: _Params
-    own_bias: Float[Array, " n"] | None
-    """Of the own keys; None if keys have no bias."""
+    own: Float[Array, " n"]
+    """The logit of each query and its own key."""
+    has_bias: bool
     bound: float | None
     """A number that is never below the absolute value of a logit, if one is known."""
 
@@ -84,12 +85,6 @@ class TowerLogits(NamedTuple):
     def of_ids(self) -> bool:
         """Whether all keys of an id are positives. Then the tiles have the own ones, too."""
         return not self.sides.of_towers
-
-    @property
-    def own(self) -> Float[Array, " n"]:
-        """The logit of each query and its own key."""
-        logits = self.line(self.towers.own, self.params.line)
-        return logits if self.own_bias is None else logits + self.own_bias
 
     def statistic(self, reduction: PairReduction, sign: int = 1, **options: Any) -> Statistic:
         """Returns a statistic of the logits, those of positives with this sign."""
@@ -220,7 +215,7 @@ class TowerLogits(NamedTuple):
         if params.hardness is not None:
             harder = params.hardness * lax.stop_gradient(s)
             logits = logits + (harder if same is None else jnp.where(same, 0, harder))
-        return logits if self.own_bias is None or numbers is None else logits + numbers[-1]
+        return logits + numbers[-1] if self.has_bias and numbers is not None else logits
 
     @property
     def _mask(self) -> Callable[..., Array] | None:
@@ -270,12 +265,11 @@ def tower_logits(
     else:
         bound = bound + abs(hardness)
     harder = jnp.asarray(hardness, dtype) if is_on(hardness) else None
-    bias = None
+    params, own = _Params(line_params, harder, margin), line(towers.own, line_params)
     if key_bias is not None:
         valid = sides.anchors.valid
-        bias = jnp.where(valid, jnp.asarray(key_bias, dtype)[: valid.shape[0]], 0)
-    params = _Params(line_params, harder, margin)
-    return TowerLogits(towers, sides, line, params, bias, bound)
+        own = own + jnp.where(valid, jnp.asarray(key_bias, dtype)[: valid.shape[0]], 0)
+    return TowerLogits(towers, sides, line, params, own, key_bias is not None, bound)
 
 
 def is_on(number: Number) -> bool:
