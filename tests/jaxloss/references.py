@@ -318,7 +318,7 @@ def unlabelled(per_sample, over_rows=over_rows):
     def of_rows(features, _):
         return per_sample(features)
 
-    return lambda features, **options: of_rows(features, 0 * features[:, 0], **options)
+    return lambda features, **options: of_rows(features, np.zeros(len(features), int), **options)
 
 
 @unlabelled
