@@ -15,7 +15,7 @@ from jaxloss.core.logsumexp import inverse_if_known, softplus, softplus_where
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.comparison import compare
 from jaxloss.pairs.fused import in_two_stages
-from jaxloss.pairs.metrics import Watched, contrastive_metrics, watched
+from jaxloss.pairs.metrics import Watched, contrastive_metrics, num_others, watched
 from jaxloss.pairs.queue import Queue
 from jaxloss.pairs.rows import Similarity
 from jaxloss.pairs.statistics import LOGSUMEXP, SUM, ByClass, Statistic, over_temperature
@@ -115,7 +115,7 @@ def supervised_contrastive_loss(
     bound = inverse_if_known(temperature) if similarity == "cosine" else None
     logits = Statistic(LOGSUMEXP, over_temperature, bound=bound, is_smooth=True)
     overlap = Statistic(SUM, _overlap, is_smooth=True)
-    others = watched(over_temperature) if metrics else ()
+    others = watched(over_temperature)[: 2 + (checks.rank(labels) == 2)] if metrics else ()
     if denominator == "all":
         weighted_logit = Statistic(SUM, _weighted_logit, is_smooth=True)
         sums, weights, weighted, *found = pairs.statistics(
@@ -143,7 +143,11 @@ def supervised_contrastive_loss(
         return loss
     defined = sums.has_positive & sums.has_negative
     log_sums = sums.positive + softplus_where(defined, sums.negative - sums.positive)
-    return loss, contrastive_metrics(pairs.sides, Watched(*found), log_sums, sums.has_positive)
+    # Overlaps of class indices are 1: their sum is the number of positives.
+    largest, total, (number, _) = (*found, weights)[:3]
+    numbers = ByClass(number, num_others(pairs.sides, pairs.dtype) - number)
+    found = Watched(largest, total, numbers)
+    return loss, contrastive_metrics(pairs.sides, found, log_sums, sums.has_positive)
 
 
 def _overlap(similarities: Float[Array, "a b"], overlaps: Array, _: Array) -> Float[Array, "a b"]:

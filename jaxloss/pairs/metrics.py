@@ -57,6 +57,13 @@ def watched(
     return largest, total, number
 
 
+def num_others(sides: Sides, dtype: Any) -> Float[Array, ""]:
+    """Returns the number of valid references of an anchor, on all devices, without itself."""
+    rows = sides.anchors if sides.references is None else sides.references
+    number = sum_over(jnp.sum(rows.valid, dtype=dtype), sides.axis_name)
+    return number - 1 if sides.references is None else number
+
+
 def contrastive_metrics(
     sides: Sides, found: Watched, log_sums: Float[Array, " n"], counts: Bool[Array, " n"]
 ) -> ContrastiveMetrics:

@@ -21,7 +21,13 @@ from jaxloss.core.checks import Number
 from jaxloss.core.linear import l2_normalize, widen
 from jaxloss.core.logsumexp import logsumexp, softplus
 from jaxloss.pairs.comparison import Towers
-from jaxloss.pairs.metrics import ContrastiveMetrics, Watched, contrastive_metrics, watched
+from jaxloss.pairs.metrics import (
+    ContrastiveMetrics,
+    Watched,
+    contrastive_metrics,
+    num_others,
+    watched,
+)
 from jaxloss.pairs.rows import similarities_of_rows
 from jaxloss.pairs.statistics import LOGSUMEXP, SUM, ByClass, PairReduction, Statistic
 from jaxloss.pairs.visits import Sides, in_both_directions, statistics_of
@@ -78,6 +84,8 @@ class TowerLogits(NamedTuple):
     own: Float[Array, " n"]
     """The logit of each query and its own key."""
     has_bias: bool
+    counts_pairs: bool
+    """Whether the tiles must tell how many negatives there are."""
     bound: float | None
     """A number that is never below the absolute value of a logit, if one is known."""
 
@@ -104,7 +112,8 @@ class TowerLogits(NamedTuple):
 
     def watched(self) -> tuple[Statistic, ...]:
         """Returns the statistics of `metrics_of`."""
-        return watched(self._of_pairs(self._logits), self._mask)
+        every = watched(self._of_pairs(self._logits), self._mask)
+        return every if self.counts_pairs else every[:2]
 
     def log_sums(
         self, own_keys: OwnKeys | None, *, symmetric: bool, metrics: bool
@@ -151,9 +160,12 @@ class TowerLogits(NamedTuple):
         self, found: list[ByClass], log_sums: Float[Array, " n"], own_keys: OwnKeys | None
     ) -> ContrastiveMetrics:
         """Returns the metrics of the queries, from the results of `watched`."""
-        largest, total, number = found
+        ones = jnp.ones_like(self.towers.own)
+        others = ByClass(
+            ones, (num_others(self.sides, ones.dtype) - 1) * ones
+        )  # Without its own key.
+        largest, total, number = (*found, others)[:3]
         if not self.of_ids:
-            ones = jnp.ones_like(self.towers.own)
             largest, total, number = (
                 ByClass(own, of.negative)
                 for own, of in ((self.own, largest), (self.towers.own, total), (ones, number))
@@ -234,6 +246,7 @@ def tower_logits(
     line_params: Any,
     *,
     bound: float | None,
+    has_ids: bool,
     equal_ids: Any,
     key_bias: Float[Array, " m"] | None,
     hardness: Any,
@@ -244,6 +257,7 @@ def tower_logits(
     Args:
       line, line_params: Of similarities without options, as `line(s, line_params)`.
       bound: Of the absolute value of `line`, if one is known.
+      has_ids: Whether ids are given.
       equal_ids, key_bias, hardness, margin_of_false_negatives: Options of the losses.
     """
     checks.choice("equal_ids", equal_ids, ("ignore", "positive"))
@@ -269,7 +283,8 @@ def tower_logits(
     if key_bias is not None:
         valid = sides.anchors.valid
         own = own + jnp.where(valid, jnp.asarray(key_bias, dtype)[: valid.shape[0]], 0)
-    return TowerLogits(towers, sides, line, params, own, key_bias is not None, bound)
+    counts_pairs = has_ids or margin is not None or not sides.of_towers
+    return TowerLogits(towers, sides, line, params, own, key_bias is not None, counts_pairs, bound)
 
 
 def is_on(number: Number) -> bool:
