@@ -114,7 +114,9 @@ def list_public_names(app: Sphinx, docname: str, source: list[str]):
 def check_that_all_are_documented(app: Sphinx, env):
     """Every public name has a place on the site."""
     documented = set(env.domaindata["py"]["objects"])
-    every = [*jaxloss.__all__, *(f"pairs.{name}" for name in jaxloss.pairs.__all__)]
+    rooms = {"pairs": jaxloss.pairs, "sampling": jaxloss.sampling}
+    inner = (f"{room}.{name}" for room, module in rooms.items() for name in module.__all__)
+    every = [*jaxloss.__all__, *inner]
     for name in every:
         if f"jaxloss.{name}" not in documented:
             logger.warning("jaxloss.%s is on no page", name)

@@ -208,9 +208,9 @@ def _parts(
     _, classification, metric = terms(options.name)
     sharp = options.sharpness
     temperature = options.temperature * num_features / sharp
-    unit: dict[str, Any] = {"normalize": False}
+    unit: dict[str, Any] = {"similarity": "inner"}
     # Temperatures, scales and margins are those of the papers that `sharpness` names.
-    triplet = partial(jaxloss.triplet_loss, margin=0.2 / sharp, **unit)
+    triplet = partial(jaxloss.triplet_loss, margin=0.2 / sharp, normalize=False)
     metric_losses = {
         "nca": partial(jaxloss.nca_loss, temperature=temperature),
         "proto": partial(

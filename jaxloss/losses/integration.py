@@ -110,7 +110,7 @@ def direct_sum_loss(
       features: `[n, d]` with d > C.
       labels, weights, bias, classification_loss, metric_loss, metric_weight: As in `sum_loss`. The
         metric loss gets the projected features, which no longer have unit norm: for a loss of
-        cosines, normalise the features first, and pass `normalize=False` to it. Its own
+        cosines, normalise the features first, and pass `similarity="inner"` to it. Its own
         `references` or `proxies` are not projected: use `project_complement` first.
       epsilon: As in `project_complement`.
       stop_gradient: Whether the projection is a constant. The metric loss then has no gradient for
@@ -168,7 +168,7 @@ def spectral_sum_loss(
       features: `[n, d]`. d may be smaller than C.
       labels, weights, bias, classification_loss, metric_loss, metric_weight: As in `sum_loss`. The
         metric loss gets the projected features, which no longer have unit norm: for a loss of
-        cosines, normalise the features first, and pass `normalize=False` to it. Its own
+        cosines, normalise the features first, and pass `similarity="inner"` to it. Its own
         `references` or `proxies` are not projected: use `project_spectral_complement` first.
       power, stop_gradient, basis: As in `project_spectral_complement`. With `stop_gradient=True` or
         a `basis`, the metric loss has no gradient for the weights.

@@ -43,7 +43,7 @@ PROJECTIONS = {
     "direct": partial(references.project_complement, epsilon=1e-2),
     "spectral": partial(references.project_spectral_complement, power=0.6),
 }
-UNIT: dict[str, Any] = {"normalize": False}
+UNIT: dict[str, Any] = {"similarity": "inner"}
 PROBLEM = Problem(DIM, np.full(CLASSES, 9))
 
 
@@ -61,7 +61,9 @@ def by_reference(name: str, features, labels, kernel, bias) -> float:
         "proxy-anchor": partial(references.proxy_anchor_loss, proxies=kernel, scale=64.0),
         "proxy-nca": partial(references.proxy_nca_loss, proxies=kernel, temperature=1 / 18),
         **{
-            f"triplet-{mining}": partial(references.triplet_loss, margin=0.1, mining=mining, **UNIT)
+            f"triplet-{mining}": partial(
+                references.triplet_loss, margin=0.1, mining=mining, normalize=False
+            )
             for mining in ("hard", "semihard", "all")
         },
     }
@@ -344,7 +346,7 @@ def test_the_metric_loss_compares_with_the_batch_and_with_earlier_ones():
         for rows in (first[0], x)
     )
     of_queue = jaxloss.multi_similarity_loss(
-        now, labels, normalize=False, references=earlier, reference_labels=first[1]
+        now, labels, similarity="inner", references=earlier, reference_labels=first[1]
     )
     expected = alone.loss(x, labels, head, ()).value + 0.5 * of_queue
     second = with_queue.loss(x, labels, head, state)

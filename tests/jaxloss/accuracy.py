@@ -23,13 +23,14 @@ from tests.jaxloss.loss_table import LOSSES, VARIANTS, LossRow
 FILE = Path(__file__).parents[2] / "docs" / "pytorch_differences.csv"
 
 # These have no labels, and so no plain row.
-OF_TWO_ARRAYS = (
+WITHOUT_LABELS = (
     "info_nce",
     "sigmoid_contrastive",
     "vicreg_of_one_batch",
     "barlow_twins_of_one_batch",
+    "koleo",
 )
-ROWS = (*LOSSES, *(row for row in VARIANTS if row.name in OF_TWO_ARRAYS))
+ROWS = (*LOSSES, *(row for row in VARIANTS if row.name in WITHOUT_LABELS))
 """Each public loss once, with its plainest options."""
 
 

@@ -668,7 +668,7 @@ VARIANTS = (
         scale=4.0,
     ),
     variant("proxy_nca", "without_own", temperature=0.7, include_own=False, normalize=False),
-    variant("koleo", "in_tiles", 5, adapt=alone),
+    variant("koleo", "", 5, adapt=alone),
     variant("vicreg", "of_one_batch", adapt=views),
     variant("barlow_twins", "of_one_batch", adapt=views),
 )

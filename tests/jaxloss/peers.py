@@ -100,6 +100,7 @@ def of_features(
 
 
 supcon = partial(jaxloss.supervised_contrastive_loss, temperature=0.3)
+supcon_of_distances = partial(supcon, similarity="negative_distance")
 multi_similarity = partial(jaxloss.multi_similarity_loss)
 mined = partial(jaxloss.multi_similarity_loss, mining_margin=0.1)
 circle = partial(jaxloss.circle_loss, margin=0.25, scale=5.0)
@@ -133,6 +134,12 @@ OF_FEATURES = (
         of_features(options, ours, theirs, miner, references=references)
         for options, ours, theirs, miner in (
             ("", supcon, losses.SupConLoss(temperature=0.3), None),
+            (
+                "`similarity` of distances",
+                supcon_of_distances,
+                losses.SupConLoss(0.3, distance=distances.LpDistance(normalize_embeddings=False)),
+                None,
+            ),
             ("", multi_similarity, losses.MultiSimilarityLoss(alpha=2, beta=50, base=0.5), None),
             (
                 "`mining_margin`",
@@ -252,6 +259,35 @@ def siglip(images: Tensor, texts: Tensor, log_scale: Tensor) -> Tensor:
     return -F.logsigmoid(signs * logits).sum() / len(images)
 
 
+def contrastive_rl(states: Tensor, goals: Tensor) -> Tensor:
+    """Forward InfoNCE of negative distances, with a penalty on the log-sum-exp."""
+    logits = -torch.linalg.vector_norm(states[:, None] - goals, dim=2)
+    own = torch.arange(len(states))
+    penalty = 0.1 * (logits.logsumexp(1) ** 2).mean()
+    return F.cross_entropy(logits, own) + penalty
+
+
+def mined(queries: Tensor, passages: Tensor, *, strength: float, margin: float | None) -> Tensor:
+    """Sentence-transformers: further passages, and harder or fewer negatives, in one direction.
+
+    With a margin, passages more similar than the right one less this margin are left out.
+    """
+    cosines, own = F.normalize(queries) @ F.normalize(passages).T, torch.arange(len(queries))
+    others = 1 - torch.eye(*cosines.shape)
+    logits = 20 * cosines + strength * cosines.detach() * others
+    if margin is not None:
+        limits = cosines.diagonal()[:, None] - margin
+        logits = logits.masked_fill((cosines > limits) & (others > 0), -torch.inf)
+    return F.cross_entropy(logits, own)
+
+
+def koleo(features: Tensor) -> Tensor:
+    """DINOv2: the nearest neighbours by inner products, and their distances."""
+    units = F.normalize(features, eps=1e-8)
+    nearest = (units @ units.T).fill_diagonal_(-1).argmax(1)
+    return -torch.log(F.pairwise_distance(units, units[nearest], eps=0) + 1e-8).mean()
+
+
 def nt_xent(queries: Tensor, keys: Tensor) -> Tensor:
     """Further keys are negatives."""
     labels, key_labels = torch.arange(len(queries)), torch.arange(len(keys))
@@ -272,6 +308,7 @@ def barlow_twins(first: Tensor, second: Tensor) -> Tensor:
     return gap.trace() + 0.05 * (gap.sum() - gap.trace())
 
 
+one_way = partial(jaxloss.info_nce_loss, symmetric=False)
 OF_TWO_ARRAYS = (
     Peer(
         "info_nce_loss",
@@ -299,6 +336,47 @@ OF_TWO_ARRAYS = (
         (FIRST, SECOND, LOG_SCALE),
         lambda x, z, log: jaxloss.sigmoid_contrastive_loss(x, z, scale=jnp.exp(log), bias=-3.0),
         siglip,
+    ),
+    Peer(
+        "info_nce_loss",
+        "`similarity`, `logsumexp_penalty`",
+        "contrastive RL",
+        "pseudocode",
+        (FIRST, SECOND),
+        partial(
+            one_way,
+            temperature=1.0,
+            similarity="negative_distance",
+            logsumexp_penalty=0.1,
+        ),
+        contrastive_rl,
+    ),
+    Peer(
+        "info_nce_loss",
+        "`hardness`",
+        "`MultipleNegativesRankingLoss`",
+        "pseudocode",
+        (FIRST[:9], SECOND),
+        partial(one_way, temperature=1 / 20, hardness=5.0),
+        partial(mined, strength=5.0, margin=None),
+    ),
+    Peer(
+        "info_nce_loss",
+        "`margin_of_false_negatives`",
+        "`GISTEmbedLoss`",
+        "pseudocode",
+        (FIRST[:9], SECOND),
+        partial(one_way, temperature=1 / 20, margin_of_false_negatives=-0.05),
+        partial(mined, strength=0.0, margin=0.05),
+    ),
+    Peer(
+        "koleo_loss",
+        "",
+        "DINOv2",
+        "pseudocode",
+        (DISTINCT,),
+        jaxloss.koleo_loss,
+        koleo,
     ),
     Peer(
         "vicreg_loss",

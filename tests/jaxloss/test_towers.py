@@ -13,7 +13,17 @@ from jax.sharding import AxisType, NamedSharding
 import jaxloss
 from jaxloss.pairs import visits
 from tests.jaxloss import references
-from tests.jaxloss.harness import QUICK, P, magnitude, mesh, precision, raises, widen
+from tests.jaxloss.harness import (
+    QUICK,
+    P,
+    compiled,
+    magnitude,
+    mesh,
+    over_mesh,
+    precision,
+    raises,
+    widen,
+)
 from tests.tolerances import FLOAT32
 
 LOSSES: dict[str, tuple[str, dict[str, Any], dict[str, float]]] = {
@@ -352,6 +362,35 @@ def dense_metrics(towers: Towers, options: dict[str, Any], params: dict[str, flo
     features, masks = split(towers)
     keep(**features, **masks, **options)
     return references.contrastive_metrics(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loss", "axis_name"),
+    [
+        (jaxloss.info_nce_loss, None),
+        (jaxloss.sigmoid_contrastive_loss, "batch"),
+        pytest.param(jaxloss.info_nce_loss, "batch", marks=pytest.mark.long),
+        pytest.param(jaxloss.sigmoid_contrastive_loss, None, marks=pytest.mark.long),
+    ],
+)
+def test_options_hold_no_array_of_all_pairs(loss, axis_name, monkeypatch):
+    """Of the gradient. An array of all logits of a device would be 256 MiB, or 64 MiB."""
+    monkeypatch.setattr(visits, "GATHERED_BYTES", 0)
+    n, dim = 2**13, 16
+
+    def total(queries, keys, bias, own_keys, ids):
+        options = {"equal_ids": "positive", "hardness": 0.5, "margin_of_false_negatives": 0.1}
+        arrays = {"key_bias": bias, "own_keys": own_keys, "ids": ids}
+        results = loss(queries, keys, **arrays, **options, metrics=True, axis_name=axis_name)
+        return results[0] + results[1].logsumexp
+
+    gradient = jax.grad(total, argnums=(0, 1, 2, 3))
+    if axis_name is not None:
+        gradient = over_mesh(gradient, P("batch"), P("batch"))
+    shapes = ((n, dim), (n, dim), (n,), (n, 2, dim))
+    _, memory = compiled(gradient, *((x, np.float32) for x in shapes), ((n,), np.int32))
+    assert memory < 48 * 2**20
 
 
 # Edges, errors ----
