@@ -76,7 +76,7 @@ class Case:
     @property
     def differentiable(self) -> tuple[int, ...]:
         """Positions of the arrays that gradients are taken for."""
-        varied = ("logits", "features", "view", "weights", "bias")
+        varied = ("logits", "features", "view", "own_keys", "weights", "bias")
         return tuple(i for i, name in enumerate(self.arrays) if name in varied)
 
     def sizes(self, name: SizeName) -> tuple[Size, ...]:
@@ -117,6 +117,7 @@ _DRAWS: dict[str, Callable[[np.random.Generator, Size], np.ndarray]] = {
     # Not centred, as behind a ReLU; all norms are about √d.
     "features": lambda rng, size: rng.normal(0.2, 1, (size.n, size.d)),
     "view": lambda rng, size: rng.normal(0.2, 1, (size.n, size.d)),
+    "own_keys": lambda rng, size: rng.normal(0.2, 1, (size.n, OWN_KEYS, size.d)),
     "weights": lambda rng, size: rng.normal(0, size.d**-0.5, (size.d, size.C)),
     "bias": lambda rng, size: rng.normal(0, 0.1, size.C),
     "prototypes": _prototypes,
@@ -127,6 +128,8 @@ _DRAWS: dict[str, Callable[[np.random.Generator, Size], np.ndarray]] = {
     "values": lambda rng, size: np.linspace(2, 0.1, min(size.d, size.C)),
 }
 NUM_REFERENCES = 65_536
+OWN_KEYS = 4
+"""Mined negatives of each query."""
 
 BASE_CLASSES = 64
 
@@ -193,7 +196,7 @@ LINEAR = Floor(_linear, "3 products n·d·C")
 CLASS_MEANS = Floor(_class_means, LINEAR.text)
 PAIRS = Floor(_pairs, "2 products n·n·d")
 REFERENCES = Floor(_references, "2 products n·m·d for m references")
-TWO_SIDES = Floor(lambda queries, keys: _linear(queries, queries, keys.T), "3 products n·n·d")
+TWO_SIDES = Floor(lambda queries, keys, *_: _linear(queries, queries, keys.T), "3 products n·n·d")
 COVARIANCES = Floor(
     lambda *views: tuple(_pairs_of(view.T, view.T) for view in views), "4 products n·d·d"
 )
@@ -262,6 +265,20 @@ def _optax_multilabel_softmax(logits: Array, targets: Array) -> Array:
 
 def _optax_targets(logits: Array, targets: Array) -> Array:
     return optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=1).mean()
+
+
+def _with_metrics(loss: Callable[..., Any]) -> Callable[..., Array]:
+    """A loss, with its metrics computed beside it."""
+
+    def value(*arrays: Array) -> Array:
+        value, metrics = loss(*arrays, metrics=True)
+        return value + 0 * sum(metrics)  # XLA does not see that this adds nothing.
+
+    return value
+
+
+def _info_nce_own_keys(queries: Array, keys: Array, own_keys: Array) -> Array:
+    return jaxloss.info_nce_loss(queries, keys, own_keys=own_keys)
 
 
 def _squared_products(queries: Array, keys: Array) -> Array:
@@ -397,6 +414,21 @@ CASES: tuple[Case, ...] = (
     # The least that a loss of two towers can take: what the products of each library take.
     _on_views("products", _squared_products, *_VIEWS),
     _on_views("info_nce", jaxloss.info_nce_loss, *_VIEWS),
+    # Beside the loss alone, in the column of compositions.
+    _on_views(
+        "info_nce_metrics",
+        _with_metrics(jaxloss.info_nce_loss),
+        *_VIEWS,
+        composition=jaxloss.info_nce_loss,
+    ),
+    Case(
+        "info_nce_own_keys",
+        _info_nce_own_keys,
+        _VIEWS[0],
+        f"{_VIEWS[1]}; {OWN_KEYS} mined negatives of each query",
+        arrays=("features", "view", "own_keys"),
+        floor=TWO_SIDES,
+    ),
     _on_views("sigmoid_contrastive", jaxloss.sigmoid_contrastive_loss, *_VIEWS),
     _on_pairs("multi_similarity", jaxloss.multi_similarity_loss, *_METRIC),
     _on_pairs("circle", jaxloss.circle_loss, *_METRIC),

@@ -247,6 +247,28 @@ def info_nce(queries: Tensor, keys: Tensor) -> Tensor:
     return (F.cross_entropy(logits, numbers) + F.cross_entropy(logits.T, numbers)) / 2
 
 
+def info_nce_metrics(queries: Tensor, keys: Tensor) -> Tensor:
+    """Accuracy, mean similarities and log-sum-exp from the same matrix."""
+    cosines = F.normalize(queries) @ F.normalize(keys).T
+    logits, numbers = cosines / 0.07, torch.arange(len(queries), device=queries.device)
+    loss = (F.cross_entropy(logits, numbers) + F.cross_entropy(logits.T, numbers)) / 2
+    with torch.no_grad():
+        accuracy = (logits.argmax(1) == numbers).to(logits).mean()
+        own, number = cosines.diagonal().sum(), len(queries)
+        others = (cosines.sum() - own) / (number * (number - 1))
+        metrics = accuracy + own / number + others + logits.logsumexp(1).mean()
+    return loss + 0 * metrics
+
+
+def info_nce_own_keys(queries: Tensor, keys: Tensor, own_keys: Tensor) -> Tensor:
+    """As in CLIP, with further columns of each row."""
+    queries, numbers = F.normalize(queries), torch.arange(len(queries), device=queries.device)
+    logits = queries @ F.normalize(keys).T / 0.07
+    mined = (queries[:, None] * F.normalize(own_keys, dim=2)).sum(2) / 0.07
+    rows = F.cross_entropy(torch.cat([logits, mined], 1), numbers)
+    return (rows + F.cross_entropy(logits.T, numbers)) / 2
+
+
 def sigmoid_contrastive(queries: Tensor, keys: Tensor) -> Tensor:
     """As in SigLIP, with `softplus(-z) = softplus(z) - z` for the positives."""
     logits = 10 * F.normalize(queries) @ F.normalize(keys).T - 10
@@ -395,6 +417,8 @@ FORMS: dict[str, Callable[..., Any]] = {
     "nt_xent": nt_xent,
     "products": squared_products,
     "info_nce": info_nce,
+    "info_nce_metrics": info_nce_metrics,
+    "info_nce_own_keys": info_nce_own_keys,
     "sigmoid_contrastive": sigmoid_contrastive,
     "multi_similarity": multi_similarity,
     "circle": circle,
