@@ -76,9 +76,9 @@ def info_nce_loss(
         does not count. For the rows of a queue after those of the batch, pass
         `jnp.concatenate([jnp.ones(n, bool), queue.labels >= 0])`.
       key_bias: floats `[m]`, added to each logit of a key: −log q for keys that were sampled with
-        probability q (logQ correction).
+        probability q (logQ correction); −log of its expected number in a batch beside `own_keys`.
       own_keys: `[n, k, d]`, k further keys for each query, which it alone sees as negatives, such
-        as its mined hard negatives. They do not look for a query.
+        as its mined hard negatives. They do not look for a query, and have no bias.
       own_key_where: bool `[n, k]`. False marks padding among them.
       hardness: h. The logit of a negative grows by h · s, in which s has no gradient, so that hard
         negatives weigh more.

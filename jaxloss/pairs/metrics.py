@@ -18,7 +18,8 @@ class ContrastiveMetrics(NamedTuple):
     """What a contrastive loss of `metrics=True` tells of the global batch, without a gradient."""
 
     accuracy: Float[Array, ""]
-    """The share of rows for which a positive has the largest logit. An equal negative is a miss."""
+    """The share of rows for which a positive has the largest logit, without `hardness`. An equal
+    negative is a miss."""
     positive: Float[Array, ""]
     """The mean similarity of rows and their positives."""
     negative: Float[Array, ""]

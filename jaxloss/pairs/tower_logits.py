@@ -112,7 +112,11 @@ class TowerLogits(NamedTuple):
 
     def watched(self) -> tuple[Statistic, ...]:
         """Returns the statistics of `metrics_of`."""
-        every = watched(self._of_pairs(self._logits), self._mask)
+
+        def plain(s: Array, same: Any, params: _Params, numbers: tuple[Any, ...]) -> Array:
+            return self._logits(s, same, params._replace(hardness=None), numbers)
+
+        every = watched(self._of_pairs(plain), self._mask)
         return every if self.counts_pairs else every[:2]
 
     def log_sums(
@@ -171,7 +175,8 @@ class TowerLogits(NamedTuple):
                 for own, of in ((self.own, largest), (self.towers.own, total), (ones, number))
             )
         if own_keys is not None:
-            s, logits, used = own_keys
+            s, _, used = own_keys
+            logits = self.line(s, self.params.line)
             best = jnp.max(logits, 1, where=used, initial=-jnp.inf)
             largest = ByClass(largest.positive, jnp.maximum(largest.negative, best))
             total = ByClass(total.positive, total.negative + jnp.sum(s, 1, where=used))

@@ -413,7 +413,7 @@ def sigmoid_contrastive_loss(queries, keys, ids, *, scale=10.0, bias=-10.0, **op
     ]
 
 
-def contrastive_metrics(of_rows):
+def contrastive_metrics(of_rows, hardness=0.0):
     """Accuracy, mean similarities and mean log-sum-exp, from `candidates` of each row."""
     every = [pair for found in of_rows for pair in found]
     hits, log_sums = [], []

@@ -361,7 +361,7 @@ def dense_metrics(towers: Towers, options: dict[str, Any], params: dict[str, flo
 
     features, masks = split(towers)
     keep(**features, **masks, **options)
-    return references.contrastive_metrics(found)
+    return references.contrastive_metrics(found, options.get("hardness", 0.0))
 
 
 @pytest.mark.slow
