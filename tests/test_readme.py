@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import io
 import json
 import re
 import shlex
@@ -11,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 import torch
 import tyro
+from PIL import Image
 
 import jaxloss
 from experiments.cli.main import command_type
@@ -25,13 +28,13 @@ MANUAL = (ROOT / "experiments/README.md").read_text(encoding="utf-8")
 
 
 def run_blocks(page: str, without: str | None = None) -> dict[str, Any]:
-    """Runs the Python of a page, but for blocks with a word, and returns its names.
+    """Runs the Python and the cells of a page, but for blocks with a word, and returns its names.
 
     All blocks share their names; a line in a traceback is that of the document.
     """
     text = (ROOT / page).read_text(encoding="utf-8")
     names: dict[str, Any] = {"__name__": "page"}
-    for block in re.finditer(r"```python\n(.*?)```", text, flags=re.DOTALL):
+    for block in re.finditer(r"```(?:python|{code-cell})\n(.*?)```", text, flags=re.DOTALL):
         source = "\n" * text.count("\n", 0, block.start(1)) + block[1]
         if without is None or without not in source:
             exec(compile(source, page, "exec"), names)
@@ -64,13 +67,59 @@ def test_the_comparisons_with_other_packages_run(page):
     run_blocks(page, without)
 
 
+class TinyImages(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """32 images of 8 classes, in the features of CIFAR-10; the first pixel counts the images."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = {
+            "image": tfds.features.Image(shape=(32, 32, 3)),
+            "label": tfds.features.ClassLabel(num_classes=10),
+        }
+        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        for i in range(32):
+            image = np.full((32, 32, 3), np.arange(32)[:, None], np.uint8)
+            image[0, 0] = i
+            png = io.BytesIO()
+            Image.fromarray(image).save(png, format="png")
+            png.seek(0)
+            yield i, {"image": png, "label": i % 8}
+
+
+@pytest.mark.long
+def test_the_batches_of_tfds_and_grain(tmp_path, monkeypatch):
+    builder = TinyImages(data_dir=tmp_path, file_format="array_record")
+    builder.download_and_prepare()
+
+    def data_source(name, **options):
+        assert name == "cifar10"
+        return builder.as_data_source(**options)
+
+    monkeypatch.setattr(tfds, "data_source", data_source)
+    names = run_blocks("docs/recipes/batches.md")
+    assert sorted(names["source_labels"]) == sorted(np.arange(32) % 8)
+    batch = names["read"](3)
+    classes, counts = np.unique(batch["label"], return_counts=True)
+    assert len(classes) == 4
+    assert (counts == 2).all()
+    found = batch["image"][:, 0, 0, 0]
+    assert len(set(found)) == 8
+    np.testing.assert_array_equal(found % 8, batch["label"])
+
+
 def test_every_code_block_of_the_site_runs():
     """In the build of the site, which runs the pages with this head, or in a test of this file."""
     pages = [path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts]
     assert len(pages) > 20
     for path in pages:
         text = path.read_text(encoding="utf-8")
-        if path.name not in ("devices.md", "coming_from.md", "pytorch.md"):
+        if path.name not in ("devices.md", "coming_from.md", "pytorch.md", "batches.md"):
             assert "```python" not in text, path
         if "```{code-cell}" in text:
             assert text.startswith("---\nfile_format: mystnb\n"), path
