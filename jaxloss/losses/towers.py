@@ -71,7 +71,9 @@ def info_nce_loss(
       equal_ids: `"ignore"`, or `"positive"`: each key of an equal id is a positive of the query, as
         its own key is. The first term is then the mean over the positives p of
         :math:`-\log (e^{s_{ip} / T} / \sum_j e^{s_{ij} / T})`, as in
-        `supervised_contrastive_loss`; so is the second.
+        `supervised_contrastive_loss`; so is the second. If queries of an id are equal rows, such as
+        an image that is repeated for its captions, this loss cannot fall below the log of their
+        number, and `"ignore"` is the better choice.
       key_where: bool `[m]`. False marks padding among the keys. A query whose own key is padding
         does not count. For the rows of a queue after those of the batch, pass
         `jnp.concatenate([jnp.ones(n, bool), queue.labels >= 0])`.
