@@ -267,7 +267,7 @@ def contrastive_rl(states: Tensor, goals: Tensor) -> Tensor:
     return F.cross_entropy(logits, own) + penalty
 
 
-def mined(queries: Tensor, passages: Tensor, *, strength: float, margin: float | None) -> Tensor:
+def ranking(queries: Tensor, passages: Tensor, *, strength: float, margin: float | None) -> Tensor:
     """Sentence-transformers: further passages, and harder or fewer negatives, in one direction.
 
     With a margin, passages more similar than the right one less this margin are left out.
@@ -358,7 +358,7 @@ OF_TWO_ARRAYS = (
         "pseudocode",
         (FIRST[:9], SECOND),
         partial(one_way, temperature=1 / 20, hardness=5.0),
-        partial(mined, strength=5.0, margin=None),
+        partial(ranking, strength=5.0, margin=None),
     ),
     Peer(
         "info_nce_loss",
@@ -367,7 +367,7 @@ OF_TWO_ARRAYS = (
         "pseudocode",
         (FIRST[:9], SECOND),
         partial(one_way, temperature=1 / 20, margin_of_false_negatives=-0.05),
-        partial(mined, strength=0.0, margin=0.05),
+        partial(ranking, strength=0.0, margin=0.05),
     ),
     Peer(
         "koleo_loss",

@@ -225,14 +225,14 @@ def overlaps(y, labels):
     return both / np.maximum(np.sum(known & ((y > 0) | (labels > 0)), axis=1), 1)
 
 
-def pairs(x, y, rows, row_labels, similarity):
+def pairs(x, y, rows, row_labels, *, similarity):
     """The similarities of an anchor, and the overlaps of the labels: those of positives are > 0."""
     return similarities(x[None], rows, similarity)[0], overlaps(y, row_labels)
 
 
 @over_anchors
 def supervised_contrastive_loss(*anchor, temperature=0.1, denominator="all", similarity="cosine"):
-    s, weights = pairs(*anchor, similarity)
+    s, weights = pairs(*anchor, similarity=similarity)
     logits, positive = s / temperature, weights > 0
     if not positive.any():
         return None
@@ -251,7 +251,7 @@ def multi_similarity_loss(
     mining_margin=None,
     similarity="cosine",
 ):
-    s, weights = pairs(*anchor, similarity)
+    s, weights = pairs(*anchor, similarity=similarity)
     positives, negatives = s[weights > 0], s[weights == 0]
     if mining_margin is not None:
         least, most = min(positives, default=math.inf), max(negatives, default=-math.inf)
@@ -265,7 +265,7 @@ def multi_similarity_loss(
 
 @over_anchors
 def circle_loss(*anchor, margin=0.4, scale=80.0, similarity="cosine"):
-    s, weights = pairs(*anchor, similarity)
+    s, weights = pairs(*anchor, similarity=similarity)
     positives, negatives = s[weights > 0], s[weights == 0]
     if not len(positives) or not len(negatives):
         return None

@@ -62,7 +62,14 @@ def test_metrics_equal_dense_ones(name, own, block_size):
     given = {} if own else {"references": rows, "reference_labels": row_labels}
 
     def total(features, metrics):
-        return loss(features, labels, where=WHERE, block_size=block_size, metrics=metrics, **given)
+        return loss(
+            features,
+            jnp.asarray(labels),
+            where=WHERE,
+            block_size=block_size,
+            metrics=metrics,
+            **given,
+        )
 
     with precision(np.float64):
         run = partial(jax.jit, compiler_options=QUICK)
@@ -115,5 +122,5 @@ def test_equal_logits_are_no_hits():
 
 def test_nothing_counts():
     for loss, labels, *_ in LOSSES.values():
-        results = loss(FEATURES, 0 * labels - 1, metrics=True)
+        results = loss(jnp.asarray(FEATURES), jnp.asarray(0 * labels - 1), metrics=True)
         np.testing.assert_array_equal(jax.tree.leaves(results), 0)

@@ -183,7 +183,7 @@ def test_statistics_and_derivatives(similarity, m, block_size, kind):
             if kind == "weights":
                 of_negatives = Statistic(SUM, lambda s, p: curved(s, False, p))
                 sides = sides._replace(of_towers=True)
-                total = weighted_sum(sides, params, of_negatives, given)
+                total, _ = weighted_sum(sides, params, of_negatives, given)
                 return (ByClass(total[None], total[None]),)
             if "stages" in kind:
                 return sum(in_two_stages(sides, params, *STAGES), ())

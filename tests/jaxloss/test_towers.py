@@ -129,8 +129,8 @@ def by_torch(name: str, towers: Towers) -> Any:
 
     features, masks = split(towers, torch.tensor)
     params = {k: torch.tensor(v, dtype=torch.float64) for k, v in LOSSES[name][2].items()}
-    leaves = jax.tree.map(lambda x: x.requires_grad_(), (features, params))
-    total, terms = total_and_terms(find(name, torch_references), *leaves, masks)
+    leaves: Any = jax.tree.map(lambda x: x.requires_grad_(), (features, params))
+    total, terms = total_and_terms(find(name, torch_references), leaves[0], leaves[1], masks)
     total.backward()
     gradients = jax.tree.map(lambda x: x.grad.numpy(), leaves)
     return (total.item(), terms.detach().numpy()), gradients
@@ -354,8 +354,11 @@ def dense_metrics(towers: Towers, options: dict[str, Any], params: dict[str, flo
     options = {k: x for k, x in (options | params).items() if k not in ("symmetric", PENALTY)}
 
     @references.over_pairs
-    def keep(*arrays, **of_rows):
-        of_queries, _ = references.candidates(*arrays, lambda s: line[0] * s + line[1], **of_rows)
+    def keep(queries, keys, ids, **of_rows):
+        def logits(s):
+            return line[0] * s + line[1]
+
+        of_queries, _ = references.candidates(queries, keys, ids, logits, **of_rows)
         found.extend(of_queries)
         return np.zeros(len(of_queries))
 

@@ -156,7 +156,7 @@ def _similarities(a, b, similarity):
     return -squares.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
 
 
-def _pairs(x, y, rows, row_labels, similarity):
+def _pairs(x, y, rows, row_labels, *, similarity):
     """Similarities `[m]`, and the overlaps of the labels."""
     s = _similarities(x, rows, similarity)
     if row_labels.ndim == 1:
@@ -168,7 +168,7 @@ def _pairs(x, y, rows, row_labels, similarity):
 
 @over_anchors
 def supervised_contrastive_loss(*anchor, temperature=0.1, denominator="all", similarity="cosine"):
-    s, overlaps = _pairs(*anchor, similarity)
+    s, overlaps = _pairs(*anchor, similarity=similarity)
     logits, positive = s / temperature, overlaps > 0
     if not positive.any():
         return None
@@ -190,7 +190,7 @@ def multi_similarity_loss(
     mining_margin=None,
     similarity="cosine",
 ):
-    s, overlaps = _pairs(*anchor, similarity)
+    s, overlaps = _pairs(*anchor, similarity=similarity)
     positives, negatives = s[overlaps > 0], s[overlaps == 0]
     if mining_margin is not None:
         if len(positives) == 0 or len(negatives) == 0:
@@ -206,7 +206,7 @@ def multi_similarity_loss(
 
 @over_anchors
 def circle_loss(*anchor, margin=0.4, scale=80.0, similarity="cosine"):
-    s, overlaps = _pairs(*anchor, similarity)
+    s, overlaps = _pairs(*anchor, similarity=similarity)
     positives, negatives = s[overlaps > 0], s[overlaps == 0]
     if len(positives) == 0 or len(negatives) == 0:
         return None
@@ -252,21 +252,21 @@ def _candidates(
     bias = s.new_zeros(len(keys)) if key_bias is None else key_bias
     limits = s.diagonal().detach() + (margin_of_false_negatives or 0)
 
-    def of(s, positives, negatives, bias):
+    def of(s, positives, negatives, *, bias):
         """Of the pairs of a row, along the second axis."""
         if margin_of_false_negatives is not None:
             negatives = negatives & (s <= limits[:, None])
         harder = (hardness * s.detach()).masked_fill(positives, 0)
         return line(s) + bias + harder, positives, negatives
 
-    columns = (x[:, :number].T for x in (s, positives, ~same))
-    of_keys = of(*columns, bias[:number, None])
-    of_queries = of(s, positives, ~same, bias)
+    columns = [x[:, :number].T for x in (s, positives, ~same)]
+    of_keys = of(columns[0], columns[1], columns[2], bias=bias[:number, None])
+    of_queries = of(s, positives, ~same, bias=bias)
     if own_keys is not None:
         used = torch.ones(own_keys.shape[:2]).bool() if own_key_where is None else own_key_where
         # Those that are not used have no gradient, whatever they are.
         alone = _similarities(queries[:, None], own_keys.where(used[..., None], 0), similarity)
-        alone = of(alone, torch.zeros_like(used), used, 0.0)
+        alone = of(alone, torch.zeros_like(used), used, bias=0.0)
         of_queries = [torch.cat(both, 1) for both in zip(of_queries, alone, strict=True)]
     return of_queries, of_keys
 
