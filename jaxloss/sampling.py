@@ -1,9 +1,9 @@
 """Balanced batches and few-shot episodes: which samples, as pure functions of seed and step.
 
-All functions return indices, NumPy arrays, for any data loader. Every draw sorts raw numbers of a
-Philox generator, whose stream NumPy guarantees not to change. A draw is therefore the same on every
-platform and with every version of NumPy. A run can resume at any step, and every process can draw
-the same batch and take its own part.
+All functions return indices, NumPy arrays, for any data loader: call them outside of `jax.jit`.
+Every draw sorts raw numbers of a Philox generator, whose stream NumPy guarantees not to change. A
+draw is therefore the same on every platform and with every version of NumPy. A run can resume at
+any step, and every process can draw the same batch and take its own part.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def class_batch(labels: Any, ways: int, shots: int, *, seed: int, step: int) -> 
     """Draws P classes with K samples each (a P×K batch), without replacement.
 
     Args:
-      labels: Integers `[n]`, or an `index_classes` of them, which saves to sort them at every step.
+      labels: Integers `[n]`, or an `index_classes` of them, which saves sorting them at every step.
       ways: P, the number of classes.
       shots: K, the samples of each. Classes with fewer are never drawn.
       seed, step: As in `random_batch`.
@@ -198,6 +198,9 @@ def episodes(
 
 def _stream(tag: int, seed: int, step: int) -> np.random.Philox:
     """The generator for a tag, seed and step. The streams of two tags are 2¹⁹² blocks apart."""
+    for name, number in (("seed", seed), ("step", step)):
+        if not isinstance(number, int | np.integer) or number < 0:
+            raise ValueError(f"`{name}` must be an integer from 0 on, got {number!r}")
     key = np.array([seed, step], np.uint64)
     return np.random.Philox(key=key, counter=np.array([0, 0, 0, tag], np.uint64))
 

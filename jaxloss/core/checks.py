@@ -202,6 +202,7 @@ def mask_of(name: str, where: Any, shape: str, sizes: tuple[int, ...]) -> Bool[A
     if array.dtype != jnp.bool_:
         raise TypeError(f"`{name}` must have dtype bool, got {where.dtype}")
     if array.shape != sizes:
+        shape = ", ".join(shape.split())
         raise ValueError(f"`{name}` must have shape [{shape}] = {sizes}, got {array.shape}")
     return array
 

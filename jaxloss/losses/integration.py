@@ -227,7 +227,10 @@ def _combined_loss(
     else:
         logits = linear_logits(features, weights, bias)
         classification = classification_loss(logits, labels, **keywords)
-    return classification + metric_weight * metric_loss(metric_features, labels, **keywords)
+    metric = metric_loss(metric_features, labels, **keywords)
+    if isinstance(metric, tuple):
+        raise TypeError("`metric_loss` must return a loss, got a tuple; leave out `metrics=True`")
+    return classification + metric_weight * metric
 
 
 def _check_keywords(name: str, loss: Any) -> None:

@@ -87,8 +87,8 @@ def info_nce_loss(
       margin_of_false_negatives: τ, or None. A negative with s_ij > s_ii + τ is left out: it is
         probably none. For the second term, that is a query with s_ji > s_ii + τ. The choice has no
         gradient.
-      logsumexp_penalty: c. The first term grows by c times the square of the log-sum-exp of all
-        logits of the query; so does the second. It keeps logits from drifting.
+      logsumexp_penalty: c, usually above 0. The first term grows by c times the square of the
+        log-sum-exp of all logits of the query; so does the second. It keeps logits from drifting.
       similarity: As in `supervised_contrastive_loss`.
       metrics: Whether to return `(loss, ContrastiveMetrics)` of the queries, as
         `jax.value_and_grad(..., has_aux=True)` takes it. It costs little, as the same tiles serve

@@ -60,7 +60,7 @@ class Comparison(NamedTuple):
           For each statistic its number over the references of the sample's own class, and over
           those of other classes. They have gradients by the features, `params` and given numbers.
         """
-        return statistics_of(self.sides, params, _checked(statistics))
+        return statistics_of(self.sides, params, _checked(params, statistics))
 
     def given(self, numbers: Any) -> Comparison:
         """Returns the same comparison, with numbers that the values of a sample's pairs depend on.
@@ -156,7 +156,12 @@ def compare(
     return Comparison(Sides(*rows, compared, None, False, block_size, axis_name), dtype)
 
 
-def _checked(statistics: tuple[Any, ...]) -> tuple[Statistic, ...]:
+def _checked(params: Any, statistics: tuple[Any, ...]) -> tuple[Statistic, ...]:
+    if isinstance(params, Statistic):
+        raise TypeError(
+            "`params` must be numbers or float arrays, got a Statistic; pass them before the "
+            "statistics, or () if no value depends on any"
+        )
     for statistic in statistics:
         if not isinstance(statistic, Statistic) or not isinstance(
             statistic.reduction, PairReduction
@@ -216,9 +221,9 @@ class Towers(NamedTuple):
           For each statistic an array `[n]`; with `of_keys`, these and as many arrays `[m]`.
         """
         if of_keys:
-            both = in_both_directions(self.sides, params, _checked(statistics))
+            both = in_both_directions(self.sides, params, _checked(params, statistics))
             return tuple(tuple(found.negative for found in side) for side in both)
-        found = statistics_of(self.sides, params, _checked(statistics))
+        found = statistics_of(self.sides, params, _checked(params, statistics))
         return tuple(statistic.negative for statistic in found)
 
     def reduce(

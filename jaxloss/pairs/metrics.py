@@ -15,7 +15,11 @@ from jaxloss.pairs.visits import Sides
 
 
 class ContrastiveMetrics(NamedTuple):
-    """What a contrastive loss of `metrics=True` tells of the global batch, without a gradient."""
+    """What a contrastive loss of `metrics=True` tells of the global batch, without a gradient.
+
+    Rows that count weigh alike, whatever their `sample_weights`. Pairs that are left out are no
+    candidates: with a `margin_of_false_negatives` of at most 0, the accuracy is 1.
+    """
 
     accuracy: Float[Array, ""]
     """The share of rows for which a positive has the largest logit, without `hardness`. An equal
@@ -25,7 +29,7 @@ class ContrastiveMetrics(NamedTuple):
     negative: Float[Array, ""]
     """The mean similarity of rows and their negatives."""
     logsumexp: Float[Array, ""]
-    """The mean over rows of the log-sum-exp of all logits."""
+    """The mean over rows of the log-sum-exp of all logits, as the loss has them."""
 
 
 class Watched(NamedTuple):

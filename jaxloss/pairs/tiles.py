@@ -271,7 +271,13 @@ def _values(
         arguments = [similarities, *overlaps, params]
         if given is not None and k >= plan.without_given:
             arguments.append(jax.tree.map(partial(jnp.expand_dims, axis=axis), given))
-        return function(*arguments, *([] if bias is None else [bias]))
+        found = jnp.asarray(function(*arguments, *([] if bias is None else [bias])))
+        if found.ndim and found.ndim != similarities.ndim:
+            raise ValueError(
+                "`value` and `mask` of a statistic must work element by element, on similarities "
+                f"of shape {similarities.shape}; got a result of shape {found.shape}"
+            )
+        return jnp.broadcast_to(found, similarities.shape)
 
     return of
 

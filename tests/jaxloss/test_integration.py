@@ -144,3 +144,6 @@ def test_losses_without_the_common_keywords_raise(name, which, scored):
     ):
         with raises(TypeError, match=f"`{which}`.*{mentions}"):
             jax.eval_shape(partial(SUMS[name], **{which: loss}), *args)
+    with raises(TypeError, match="`metric_loss` must return a loss, got a tuple"):
+        with_metrics = partial(jaxloss.nca_loss, metrics=True)
+        jax.eval_shape(partial(SUMS[name], metric_loss=with_metrics), *args)

@@ -442,6 +442,12 @@ def test_wrong_arguments_are_named():
     def own(s: Any, same: Any, _: Any) -> Any:
         return s
 
+    for function, kind in ((lambda s, same, _: s.sum(1), "value"), (own, "mask")):
+        masked: Any = (function, None) if kind == "value" else (own, lambda s, same, _: same[0])
+        with raises(ValueError, r"element by element.*\(8, 8\).*result of shape \(8,\)"):
+            pairs.statistics((), Statistic(SUM, *masked))
+    with raises(TypeError, "`params` must be numbers or float arrays, got a Statistic"):
+        pairs.statistics(Statistic(SUM, own))
     wrong_ones: tuple[Any, ...] = (own, Statistic(wrong, own))
     for statistic in wrong_ones:
         for compared in (pairs, towers):

@@ -22,6 +22,7 @@ NO_LOSS_OF_LABELS = (
     "sigmoid_contrastive_loss",
     "vicreg_loss",
     "barlow_twins_loss",
+    "koleo_loss",
 )
 
 

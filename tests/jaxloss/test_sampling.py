@@ -112,6 +112,9 @@ def test_impossible_batches_and_episodes_name_the_problem():
         class_batch(LABELS, 0, 2, seed=0, step=0)
     with pytest.raises(ValueError, match=r"`labels` must be integers \[n\], got float64 \(3,\)"):
         class_batch(np.ones(3), 1, 1, seed=0, step=0)
+    for wrong in (-1, 0.5):
+        with pytest.raises(ValueError, match=rf"`step` must be an integer from 0 on, got {wrong}"):
+            class_batch(LABELS, 1, 1, seed=0, step=wrong)  # pyright: ignore
     with pytest.raises(ValueError, match=r"episode of 11 ways.* of the 10 classes, 10 have"):
         episodes_of(3, ways=11)
     with pytest.raises(ValueError, match="at least 101 samples"):
