@@ -53,7 +53,8 @@ def index_classes(labels: Any) -> ClassIndex:
         `ClassIndex` stays as it is.
 
     Raises:
-      ValueError: If `labels` are not integers `[n]`.
+      TypeError: If `labels` are not integers.
+      ValueError: If they are not `[n]`.
 
     Example:
       >>> from jaxloss.sampling import index_classes
@@ -62,9 +63,14 @@ def index_classes(labels: Any) -> ClassIndex:
     """
     if isinstance(labels, ClassIndex):
         return labels
+    if isinstance(labels, np.ma.MaskedArray):
+        raise TypeError("`labels` must be a plain array, got a masked one; use labels.filled(-1)")
     labels = np.asarray(labels)
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ValueError(f"`labels` must be integers [n], got {labels.dtype} {labels.shape}")
+    labels = labels if labels.size else labels.astype(np.int64)
+    if labels.dtype.kind not in "iu":
+        raise TypeError(f"`labels` must be integers, got dtype {labels.dtype}")
+    if labels.ndim != 1:
+        raise ValueError(f"`labels` must have shape [n], got {labels.shape}")
     order = np.argsort(labels, kind="stable")
     order = order[np.count_nonzero(labels < 0) :]
     offsets = np.cumsum([0, *np.unique(labels[order], return_counts=True)[1]])
@@ -87,16 +93,20 @@ def random_batch(num_samples: int, batch_size: int, *, seed: int, step: int) -> 
       int64 `[batch_size]`, indices of samples.
 
     Raises:
-      ValueError: If `batch_size` is not between 1 and n.
+      TypeError: If an argument is not an integer.
+      ValueError: If `batch_size` is not between 1 and n, or another argument is out of range.
 
     Example:
       >>> from jaxloss.sampling import random_batch
       >>> print(random_batch(100, 5, seed=7, step=25))
       [90 11 94 91 51]
     """
-    if not 1 <= batch_size <= num_samples:
+    _check("step", step, 0)
+    for name, size in (("num_samples", num_samples), ("batch_size", batch_size)):
+        _check(name, size, 1)
+    if batch_size > num_samples:
         raise ValueError(
-            f"`batch_size` must be in 1 … {num_samples}, the number of samples, got {batch_size}"
+            f"`batch_size` must be at most {num_samples}, the number of samples, got {batch_size}"
         )
     epoch, position = divmod(step, num_samples // batch_size)
     permutation = _epoch_permutation(num_samples, seed, epoch)
@@ -116,7 +126,8 @@ def class_batch(labels: Any, ways: int, shots: int, *, seed: int, step: int) -> 
       int64 `[P * K]`, indices of samples, grouped by class.
 
     Raises:
-      ValueError: If fewer than P classes have K samples.
+      TypeError: If `labels` or a number are not integers.
+      ValueError: If fewer than P classes have K samples, or a number is out of range.
 
     Example:
       >>> import numpy as np
@@ -131,6 +142,8 @@ def class_batch(labels: Any, ways: int, shots: int, *, seed: int, step: int) -> 
       (P×K batches).
     """
     index = index_classes(labels)
+    _check("ways", ways, 1)
+    _check("shots", shots, 1)
     purpose = f"a batch of {ways} classes with {shots} samples each"
     eligible = _classes_with(np.diff(index.offsets), ways, shots, purpose)
     return _draw_classes(index, eligible, ways, shots, _stream(_CLASSES, seed, step)).ravel()
@@ -147,7 +160,8 @@ def episode_classes(counts: np.ndarray, ways: int, shots: int, queries: int) -> 
       int64, the classes with at least K + Q samples.
 
     Raises:
-      ValueError: If there are fewer than N of them.
+      TypeError: If a number is not an integer.
+      ValueError: If there are fewer than N of them, or a number is out of range.
 
     Example:
       >>> import numpy as np
@@ -155,6 +169,8 @@ def episode_classes(counts: np.ndarray, ways: int, shots: int, queries: int) -> 
       >>> print(episode_classes(np.array([5, 9, 7]), ways=2, shots=1, queries=5))
       [1 2]
     """
+    for name, number in (("ways", ways), ("shots", shots), ("queries", queries)):
+        _check(name, number, 1)
     purpose = f"an episode of {ways} ways, {shots} shots and {queries} queries"
     return _classes_with(np.asarray(counts), ways, shots + queries, purpose)
 
@@ -177,7 +193,8 @@ def episodes(
       `Episodes`.
 
     Raises:
-      ValueError: If fewer than N classes have K + Q samples.
+      TypeError: If `labels` or a number are not integers.
+      ValueError: If fewer than N classes have K + Q samples, or a number is out of range.
 
     Example:
       >>> import numpy as np
@@ -187,8 +204,9 @@ def episodes(
       >>> print(found.support.shape, found.query.shape, labels[found.query[0, :, 0]])
       (3, 2, 1) (3, 2, 5) [1 3]
     """
-    index, count = index_classes(labels), shots + queries
-    eligible = episode_classes(np.diff(index.offsets), ways, shots, queries)
+    _check("num_episodes", num_episodes, 0)
+    index = index_classes(labels)
+    eligible, count = episode_classes(np.diff(index.offsets), ways, shots, queries), shots + queries
     streams = (_stream(_EPISODES, seed, e) for e in range(num_episodes))
     drawn = [_draw_classes(index, eligible, ways, count, stream) for stream in streams]
     drawn = np.array(drawn, np.int32).reshape(num_episodes, ways, count)
@@ -198,11 +216,17 @@ def episodes(
 
 def _stream(tag: int, seed: int, step: int) -> np.random.Philox:
     """The generator for a tag, seed and step. The streams of two tags are 2¹⁹² blocks apart."""
-    for name, number in (("seed", seed), ("step", step)):
-        if not isinstance(number, int | np.integer) or number < 0:
-            raise ValueError(f"`{name}` must be an integer from 0 on, got {number!r}")
+    _check("seed", seed, 0)
+    _check("step", step, 0)
     key = np.array([seed, step], np.uint64)
     return np.random.Philox(key=key, counter=np.array([0, 0, 0, tag], np.uint64))
+
+
+def _check(name: str, number: Any, least: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int | np.integer):
+        raise TypeError(f"`{name}` must be an integer, got {type(number).__name__}")
+    if not least <= number < 2**64:
+        raise ValueError(f"`{name}` must be an integer from {least} on, got {number}")
 
 
 def _choose(stream: np.random.Philox, size: int, count: int) -> np.ndarray:
@@ -216,8 +240,6 @@ def _choose(stream: np.random.Philox, size: int, count: int) -> np.ndarray:
 
 def _classes_with(counts: np.ndarray, ways: int, needed: int, purpose: str) -> np.ndarray:
     """The classes with at least `needed` samples. Raises if there are fewer than `ways`."""
-    if ways < 1 or needed < 1:
-        raise ValueError(f"{purpose} must have at least one class and one sample")
     eligible = np.flatnonzero(counts >= needed)
     if len(eligible) < ways:
         raise ValueError(

@@ -27,7 +27,8 @@ _NUMBERED = ("labels", "reference_labels", "ids", "queue.labels")
 _MASKS = {
     "where": ("features", "logits", "queries", "first", "second", "sample_weights"),
     "reference_where": ("references",),
-    "key_where": ("keys",),
+    "key_where": ("keys", "key_bias"),
+    "own_key_where": ("own_keys",),
 }
 """Masks, and the arrays of which they leave out rows."""
 _NUMBER_THEM = "number those of all data with np.unique(..., return_inverse=True)[1]"

@@ -381,7 +381,10 @@ def _call(function: Any, given: Mapping[str, Any], spread: _Spread, result: Resu
     reduction = named.get("reduction", default)
     of_rows = result == "rows" or (result == "loss" and reduction == "none")
     out_spec: Any = P(spread.axes) if of_rows else P()
-    if named.get("metrics") is True:  # Beside the loss, the same on every device.
+    metrics = named.get("metrics")
+    if (
+        isinstance(metrics, bool | np.bool_) and metrics
+    ):  # Beside the loss, the same on every device.
         out_spec = (out_spec, P())
     axes = zip(_AXIS_NAMES, (spread.axes, spread.class_axes), strict=True)
     names = tuple(it for it in axes if it[1] is not None and _takes(it[0], function))

@@ -31,7 +31,8 @@ def koleo_loss(
        \hat x = x / \|x\|
 
     The minimum is over the global batch. The gradient reaches both samples of a pair, and is 0
-    between equal ones. The memory does not grow with n², and there is a forward mode.
+    between equal ones. In float32, the nearest of neighbours that are closer than about 3e-4 may be
+    taken for another of them. The memory does not grow with n², and there is a forward mode.
 
     Args:
       features: `[n, d]`. A zero vector stays zero, and has no gradient.

@@ -82,8 +82,8 @@ def info_nce_loss(
       own_keys: `[n, k, d]`, k further keys for each query, which it alone sees as negatives, such
         as its mined hard negatives. They do not look for a query, and have no bias.
       own_key_where: bool `[n, k]`. False marks padding among them.
-      hardness: h. The logit of a negative grows by h · s, in which s has no gradient, so that hard
-        negatives weigh more.
+      hardness: h, usually above 0. The logit of a negative grows by h · s, in which s has no
+        gradient, so that hard negatives weigh more.
       margin_of_false_negatives: τ, or None. A negative with s_ij > s_ii + τ is left out: it is
         probably none. For the second term, that is a query with s_ji > s_ii + τ. The choice has no
         gradient.
@@ -141,13 +141,14 @@ def info_nce_loss(
         lambda s, T: s / T,
         jnp.asarray(temperature, dtype),
         bound=inverse_if_known(temperature) if similarity == "cosine" else None,
+        symmetric=symmetric,
         has_ids=ids is not None,
         equal_ids=equal_ids,
         key_bias=key_bias,
         hardness=hardness,
         margin_of_false_negatives=margin_of_false_negatives,
     )
-    alone = logits.own_keys(queries, own_keys, own_key_where)
+    alone = logits.logits_of_own_keys(queries, own_keys, own_key_where)
     sides, found = logits.log_sums(alone, symmetric=symmetric, metrics=metrics)
     values = [side.losses for side in sides]
     if is_on(penalty):
@@ -209,7 +210,8 @@ def sigmoid_contrastive_loss(
 
     Raises:
       ValueError: If `scale` or `block_size` is not positive, if `bias` is not finite, `similarity`
-        or `equal_ids` is unknown, or if there are fewer keys than queries.
+        or `equal_ids` is unknown, `own_key_where` comes without `own_keys`, or if there are fewer
+        keys than queries.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -240,13 +242,14 @@ def sigmoid_contrastive_loss(
         _on_line,
         _Line(jnp.asarray(scale, dtype), jnp.asarray(bias, dtype)),
         bound=None,
+        symmetric=False,
         has_ids=ids is not None,
         equal_ids=equal_ids,
         key_bias=key_bias,
         hardness=hardness,
         margin_of_false_negatives=margin_of_false_negatives,
     )
-    alone = logits.own_keys(queries, own_keys, own_key_where)
+    alone = logits.logits_of_own_keys(queries, own_keys, own_key_where)
     terms, others = logits.statistic(SOFTPLUS, sign=-1), ()
     if metrics:
         others = (logits.statistic(LOGSUMEXP, has_gradient=False), *logits.watched())

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 
 from jaxloss.core import checks
 from jaxloss.core.checks import Number
-from jaxloss.core.linear import l2_normalize, widen
+from jaxloss.core.linear import l2_normalize
 from jaxloss.core.logsumexp import logsumexp, softplus
 from jaxloss.pairs.comparison import Towers
 from jaxloss.pairs.metrics import (
@@ -125,18 +125,17 @@ class TowerLogits(NamedTuple):
         """Returns those of queries and, if `symmetric`, of keys; and what `metrics_of` takes."""
         statistics, number = [self.statistic(LOGSUMEXP)], self.towers.own.shape[0]
         if self.of_ids:
-            of_logits = self.statistic(SUM)
-            ones = of_logits._replace(value=lambda s, *_: jnp.ones_like(s))
-            statistics += [of_logits, ones]
+            one = Statistic(SUM, lambda s, *_: jnp.ones_like(s), self._mask, is_smooth=True)
+            statistics += [self.statistic(SUM), one]
         params, several = self.params, (*statistics, *(self.watched() if metrics else ()))
         if symmetric:
             found = in_both_directions(self.sides, params, several)
         else:
             found = (statistics_of(self.sides, params, several),)
-        of_logits = [side[: len(statistics)] for side in found]
+        of_sides = [side[: len(statistics)] for side in found]
         results = [
             self.log_sums_of(*jax.tree.map(lambda x: x[:number], side), own_keys=own)
-            for side, own in zip(of_logits, (own_keys, None), strict=False)
+            for side, own in zip(of_sides, (own_keys, None), strict=False)
         ]
         return results, [*found[0][len(statistics) :]]
 
@@ -164,16 +163,21 @@ class TowerLogits(NamedTuple):
         self, found: list[ByClass], log_sums: Float[Array, " n"], own_keys: OwnKeys | None
     ) -> ContrastiveMetrics:
         """Returns the metrics of the queries, from the results of `watched`."""
+        largest, total, *number = found
         ones = jnp.ones_like(self.towers.own)
-        others = ByClass(
-            ones, (num_others(self.sides, ones.dtype) - 1) * ones
-        )  # Without its own key.
-        largest, total, number = (*found, others)[:3]
+        if self.counts_pairs:
+            (number,) = number
+        else:  # All other valid keys.
+            number = ByClass(ones, (num_others(self.sides, ones.dtype) - 1) * ones)
         if not self.of_ids:
-            largest, total, number = (
-                ByClass(own, of.negative)
-                for own, of in ((self.own, largest), (self.towers.own, total), (ones, number))
+            # An equal key in a tile, where it is rounded in another way, is a miss.
+            lower = self.own - (
+                self.line(_upper(self.towers), self.params.line)
+                - self.line(self.towers.own, self.params.line)
             )
+            largest = ByClass(lower, largest.negative)
+            total = ByClass(self.towers.own, total.negative)
+            number = ByClass(ones, number.negative)
         if own_keys is not None:
             s, _, used = own_keys
             logits = self.line(s, self.params.line)
@@ -185,7 +189,7 @@ class TowerLogits(NamedTuple):
         counts = jnp.ones_like(log_sums, bool)
         return contrastive_metrics(self.sides, Watched(largest, total, number), log_sums, counts)
 
-    def own_keys(self, queries: Any, own_keys: Any, own_key_where: Any) -> OwnKeys | None:
+    def logits_of_own_keys(self, queries: Any, own_keys: Any, own_key_where: Any) -> OwnKeys | None:
         """Checks the keys that a query alone sees, and returns their logits."""
         if own_keys is None:
             if own_key_where is not None:
@@ -203,7 +207,7 @@ class TowerLogits(NamedTuple):
         used = jnp.broadcast_to(valid[:, None], shape[:2])
         if own_key_where is not None:
             used = used & checks.mask_of("own_key_where", own_key_where, "n k", shape[:2])
-        queries, keys = widen(queries, keys)
+        queries, keys = queries.astype(self.towers.dtype), keys.astype(self.towers.dtype)
         flat = keys.reshape(-1, dim)
         similarity = self.towers.similarity
         if similarity == "cosine":
@@ -213,7 +217,7 @@ class TowerLogits(NamedTuple):
             queries = jnp.where(valid[:, None], queries, 0)
             flat = jnp.where(used.reshape(-1, 1), flat, 0)
         s = similarities_of_rows(similarity, queries[:, None, :], flat.reshape(shape))
-        given = () if self.params.margin is None else (self.towers.own[:, None],)
+        given = () if self.params.margin is None else (_upper(self.towers)[:, None],)
         mask = self._is_used(s, None, self.params, given)
         logits = self._logits(s, None, self.params, None)
         return OwnKeys(s, logits, used if mask is None else used & mask)
@@ -251,6 +255,7 @@ def tower_logits(
     line_params: Any,
     *,
     bound: float | None,
+    symmetric: bool,
     has_ids: bool,
     equal_ids: Any,
     key_bias: Float[Array, " m"] | None,
@@ -262,6 +267,7 @@ def tower_logits(
     Args:
       line, line_params: Of similarities without options, as `line(s, line_params)`.
       bound: Of the absolute value of `line`, if one is known.
+      symmetric: Whether keys also look for their queries.
       has_ids: Whether ids are given.
       equal_ids, key_bias, hardness, margin_of_false_negatives: Options of the losses.
     """
@@ -272,13 +278,13 @@ def tower_logits(
     if margin is not None:
         margin = checks.in_range("margin_of_false_negatives", margin, dtype)
         margin = jnp.asarray(margin, dtype)
-        own = lax.stop_gradient(towers.own)
+        own = lax.stop_gradient(_upper(towers))
         missing = sides.references.labels.shape[0] - own.shape[0]  # pyright: ignore
         of_keys = jnp.pad(own, (0, missing))  # The further keys look for no query.
-        sides = sides._replace(
-            anchors=sides.anchors._replace(given=own),
-            references=sides.references._replace(given=of_keys),  # pyright: ignore
-        )
+        sides = sides._replace(anchors=sides.anchors._replace(given=own))
+        if symmetric:
+            references = sides.references._replace(given=of_keys)  # pyright: ignore
+            sides = sides._replace(references=references)
     if key_bias is not None or bound is None or isinstance(hardness, jax.Array):
         bound = None
     else:
@@ -290,6 +296,28 @@ def tower_logits(
         own = own + jnp.where(valid, jnp.asarray(key_bias, dtype)[: valid.shape[0]], 0)
     counts_pairs = has_ids or margin is not None or not sides.of_towers
     return TowerLogits(towers, sides, line, params, own, key_bias is not None, counts_pairs, bound)
+
+
+def _rounding(towers: Towers) -> Float[Array, " n"]:
+    """Returns by how much an own similarity may differ from that of an equal key in a tile."""
+    own, eps = towers.own, 16 * float(jnp.finfo(towers.dtype).eps)
+    if towers.similarity == "cosine":
+        return jnp.full_like(own, eps)
+    rows: Any = towers.sides.anchors
+    keys: Any = towers.sides.references
+    squares = (
+        jnp.sum(side.features[: own.shape[0]].astype(own.dtype) ** 2, axis=1)
+        for side in (rows, keys)
+    )
+    rounding = eps * jnp.where(rows.valid, sum(squares), 0)
+    if towers.similarity == "negative_distance":
+        rounding = rounding / jnp.maximum(-own, jnp.sqrt(rounding) + eps)
+    return rounding
+
+
+def _upper(towers: Towers) -> Float[Array, " n"]:
+    """Returns the own similarities, rounded up: an equal key is not above them."""
+    return towers.own + lax.stop_gradient(_rounding(towers))
 
 
 def is_on(number: Number) -> bool:

@@ -79,7 +79,7 @@ def test_the_draws_are_the_same_everywhere():
 
 
 def test_what_the_data_cannot_give_is_an_error_of_an_option():
-    with pytest.raises(ConfigError, match=r"sampling.batch_size: .* must be in 1 … 23.* got 24"):
+    with pytest.raises(ConfigError, match=r"sampling.batch_size: .* must be at most 23.* got 24"):
         draw_batch(23, "random", 24, seed=0, step=0)
     with pytest.raises(ConfigError, match=r"sampling.strategy = 11x2: .*of the 10 classes, 10"):
         draw_batch(index_classes(TEN), "11x2", 7, seed=0, step=0)

@@ -99,25 +99,42 @@ def test_the_draws_are_the_same_everywhere():
 
 
 def test_impossible_batches_and_episodes_name_the_problem():
-    for size in (24, 0, -1):
-        with pytest.raises(ValueError, match=rf"`batch_size` must be in 1 … 23.* got {size}"):
-            random_batch(23, size, seed=0, step=0)
+    with pytest.raises(ValueError, match=r"`batch_size` must be at most 23, .* got 24"):
+        random_batch(23, 24, seed=0, step=0)
     with pytest.raises(ValueError, match=r"needs 4 classes .* 4 samples each; of the 5 classes, 3"):
         class_batch(LABELS, 4, 4, seed=0, step=0)
     with pytest.raises(ValueError, match="largest: 12, smallest: 1"):
         class_batch(LABELS, 1, 13, seed=0, step=0)
-    with pytest.raises(ValueError, match="of the 0 classes, 0 have that many"):
-        class_batch(np.array([-1, -1]), 1, 1, seed=0, step=0)
-    with pytest.raises(ValueError, match="at least one class and one sample"):
-        class_batch(LABELS, 0, 2, seed=0, step=0)
-    with pytest.raises(ValueError, match=r"`labels` must be integers \[n\], got float64 \(3,\)"):
+    for none in ([], np.array([-1, -1])):
+        with pytest.raises(ValueError, match="of the 0 classes, 0 have that many"):
+            class_batch(none, 1, 1, seed=0, step=0)
+    with pytest.raises(TypeError, match="`labels` must be integers, got dtype float64"):
         class_batch(np.ones(3), 1, 1, seed=0, step=0)
-    for wrong in (-1, 0.5):
-        with pytest.raises(ValueError, match=rf"`step` must be an integer from 0 on, got {wrong}"):
-            class_batch(LABELS, 1, 1, seed=0, step=wrong)  # pyright: ignore
+    with pytest.raises(TypeError, match=r"got a masked one; use labels.filled\(-1\)"):
+        class_batch(np.ma.masked_equal(LABELS, 8), 1, 1, seed=0, step=0)
+    with pytest.raises(ValueError, match=r"`labels` must have shape \[n\], got \(30, 1\)"):
+        class_batch(LABELS[:, None], 1, 1, seed=0, step=0)
     with pytest.raises(ValueError, match=r"episode of 11 ways.* of the 10 classes, 10 have"):
         episodes_of(3, ways=11)
     with pytest.raises(ValueError, match="at least 101 samples"):
         episodes_of(3, queries=99)
     with pytest.raises(ValueError, match="smallest: 2"):
         episode_classes(np.array([2, 3]), 1, 2, 2)
+
+
+def test_numbers_out_of_range_are_named():
+    calls = {
+        "batch_size": lambda x: random_batch(23, x, seed=0, step=0),
+        "ways": lambda x: class_batch(LABELS, x, 2, seed=0, step=0),
+        "shots": lambda x: episodes_of(3, shots=x),
+        "queries": lambda x: episodes_of(3, queries=x),
+        "seed": lambda x: class_batch(LABELS, 1, 2, seed=x, step=0),
+        "step": lambda x: random_batch(23, 5, seed=0, step=x),
+        "num_episodes": episodes_of,
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=f"`{name}` must be an integer from . on, got -1"):
+            call(-1)
+        for wrong in (1.5, "1", True, None):
+            with pytest.raises(TypeError, match=f"`{name}` must be an integer, got"):
+                call(wrong)

@@ -396,6 +396,24 @@ def test_options_hold_no_array_of_all_pairs(loss, axis_name, monkeypatch):
     assert memory < 48 * 2**20
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "inner", "negative_distance"])
+@pytest.mark.parametrize("dim", [64, 256])
+def test_equal_keys_are_misses_and_stay_in(similarity, dim):
+    """Of collapsed features, although a tile rounds in another way than a sum of a row."""
+    rng = np.random.default_rng(dim)
+    one = jnp.asarray(np.tile(rng.normal(size=(1, dim)), (32, 1)), np.float32)
+    half = one.astype(jnp.bfloat16)
+    for loss in (jaxloss.info_nce_loss, jaxloss.sigmoid_contrastive_loss):
+        loss = partial(loss, similarity=similarity, metrics=True)
+        for rows in (one, half):
+            assert float(jax.jit(loss)(rows, rows)[1].accuracy) == 0
+    queries = jnp.asarray(rng.normal(size=(8, dim)), np.float32)
+    twice = jnp.concatenate([queries, queries])
+    options = {"similarity": similarity, "symmetric": False, "reduction": "none"}
+    limited = partial(jaxloss.info_nce_loss, margin_of_false_negatives=0.0, **options)
+    assert np.all(jax.jit(limited)(queries, twice) > 0.9 * np.log(2))
+
+
 # Edges, errors ----
 
 
