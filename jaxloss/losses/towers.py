@@ -154,7 +154,8 @@ def info_nce_loss(
     if is_on(penalty):
         c = jnp.asarray(penalty, dtype)
         values += [c * side.every**2 for side in sides]
-    values = sum(values[1:], values[0]) / len(sides)
+    values = sum(values[1:], values[0])
+    values = values / 2 if symmetric else values
     loss = towers.reduce(values, sample_weights=sample_weights, reduction=reduction)
     return (loss, logits.metrics_of(found, sides[0].every, alone)) if metrics else loss
 
