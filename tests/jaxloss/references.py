@@ -419,9 +419,10 @@ def contrastive_metrics(of_rows, hardness=0.0):
     hits, log_sums = [], []
     for found in of_rows:
         best = {
-            sign: max((x for _, x, p in found if p == sign), default=-np.inf) for sign in (0, 1)
+            sign: max((x - h * s for s, x, p in found if p == sign), default=-np.inf)
+            for sign, h in ((1, 0.0), (0, hardness))
         }
-        hits.append(best[1] > best[0])
+        hits.append(best[1] > best[0] + 1e-12)  # Equal ones, which h * s may round, are misses.
         log_sums.append(log_sum_exp(np.array([logit for _, logit, _ in found])))
     means = [np.mean([s for s, _, is_positive in every if is_positive == sign]) for sign in (1, 0)]
     return np.mean(hits), *means, np.mean(log_sums)
