@@ -122,7 +122,7 @@ def test_other_processes_and_devices_continue_a_run_which_ends_as_that_of_one_pr
     directory, whole = tmp_path / "run", tmp_path / "whole"
     command = ["-m", "experiments", "train", "icons", "--distributed", *TINY_OPTIONS]
     command += ["--data-dir", str(folders.data_dir), "--directory", str(directory)]
-    command += ["--loss.name", "sce+nca", "--steps", "20", "--validate-every", "20"]
+    command += ["--loss.name", "sce+nca", "--steps", "40", "--validate-every", "40"]
     command += ["--log-every", "1", "--sampling.batch-size", "48"]
     # A small rate: differences of rounding grow with every step, and where a ReLU flips.
     command += ["--optimizer.learning-rate", "1e-4"]
@@ -130,7 +130,7 @@ def test_other_processes_and_devices_continue_a_run_which_ends_as_that_of_one_pr
         wait_for_step(directory, 2, processes[0])
         processes[0].send_signal(signal.SIGINT)
         outputs = finish(processes, 128 + signal.SIGTERM)
-    stops = [re.findall(r"stopped at step (\d+) of 20, which is saved", text) for text in outputs]
+    stops = [re.findall(r"stopped at step (\d+) of 40, which is saved", text) for text in outputs]
     assert stops == [[str(saved_steps(directory)[-1])]] * 2
     with start([command] * 2, compilation_cache) as processes:
         outputs = finish(processes, 0)
