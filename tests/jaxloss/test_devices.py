@@ -275,7 +275,7 @@ on_explicit_mesh = partial(by_jit, kind=AxisType.Explicit)
 OTHER_ARGUMENTS = tuple(
     row for row in LOSSES if row.name in ("proxy_anchor", "two_way", "triplet", "class_wise")
 )
-VIEWS = tuple(row for row in VARIANTS if row.name.endswith("of_one_batch"))
+WITHOUT_LABELS = tuple(row for row in VARIANTS if row.name.endswith(("of_one_batch", "koleo")))
 SOME = tuple(row for row in ONE_OF_A_KIND if row.name == "nca")
 IN_PMAP = tuple(row for row in ONE_OF_A_KIND if row.name in ("softmax", "nca", "class_wise"))
 TILES = tuple(
@@ -298,8 +298,8 @@ WAYS = {
     "Auto mesh": (partial(by_jit, kind=AxisType.Auto), A_FEW, SOME),
     "Explicit mesh": (
         on_explicit_mesh,
-        (*LOSSES, *FURTHER, *VIEWS),
-        (*SOME, *OTHER_ARGUMENTS, *FURTHER, *WITH_PROTOTYPES, *VIEWS),
+        (*LOSSES, *FURTHER, *WITHOUT_LABELS),
+        (*SOME, *OTHER_ARGUMENTS, *FURTHER, *WITH_PROTOTYPES, *WITHOUT_LABELS),
     ),
     "Explicit mesh of two axes": (partial(on_explicit_mesh, shape=(2, 2)), A_FEW, SOME),
     "sharded_loss": (by_sharded_loss, A_FEW, SOME),
@@ -329,7 +329,7 @@ def test_value_and_gradients(way, row):
 
 @pytest.mark.slow
 @over(
-    tuple(row for row in LOSSES + TILES_OF_A_KIND + VIEWS if numbers_of(row))[::2],
+    tuple(row for row in LOSSES + TILES_OF_A_KIND + WITHOUT_LABELS if numbers_of(row))[::2],
     often=tuple(row for row in LOSSES if row.name in ("margin_softmax", "two_way")),
 )
 def test_gradients_of_hyperparameters(row):
@@ -400,7 +400,7 @@ def test_check_vma_accepts(row, masked):
 
 
 @pytest.mark.long
-@over(others(VARIANTS, FURTHER + VIEWS))
+@over(others(VARIANTS, FURTHER + WITHOUT_LABELS))
 def test_explicit_mesh_accepts(row):
     devices = mesh(kind=AxisType.Explicit)
     with precision(np.float64):
@@ -410,7 +410,7 @@ def test_explicit_mesh_accepts(row):
 
 
 @pytest.mark.slow
-@over(ONE_OF_A_KIND + VIEWS, often=ONE_OF_A_KIND)
+@over(ONE_OF_A_KIND + WITHOUT_LABELS, often=ONE_OF_A_KIND)
 def test_nothing_counts_anywhere(row):
     """With no row, and with rows that all have the weight 0."""
     batch = make_problem(row)
