@@ -41,6 +41,11 @@ def is_at_most(limit: int, number: Number | None) -> bool:
     return number is not None and not isinstance(number, jax.Array) and number <= limit
 
 
+def is_on(number: Number) -> bool:
+    """Returns whether a hyperparameter may differ from 0, as a traced one may."""
+    return isinstance(number, jax.Array) or number != 0
+
+
 def inverse_if_known(number: Number) -> float | None:
     """Returns `1 / number`, or None of a traced hyperparameter."""
     return None if isinstance(number, jax.Array) else 1 / number

@@ -48,7 +48,7 @@ from jaxloss.core.linear import (
     tangential,
     wide_dtype,
 )
-from jaxloss.core.logsumexp import Part, is_at_most, softplus, unless_left_out
+from jaxloss.core.logsumexp import Part, is_at_most, is_on, softplus, unless_left_out
 from jaxloss.core.products import Low, low_dtypes, rounded, row_products, times, wide_product
 from jaxloss.core.sharding import divided
 from jaxloss.losses.margins import lowering, margins_of_samples
@@ -199,7 +199,7 @@ def classifier_loss(
     # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
     values = softplus(rest - target)
     num_classes = weights.shape[1] * (1 if class_axis_name is None else axis_size(class_axis_name))
-    if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
+    if is_on(label_smoothing):
         gaps = target - (total - lowered_by) / num_classes
         if isinstance(label_smoothing, jax.Array):  # At 0, a class that is left out adds nothing.
             gaps = jnp.where((label_smoothing == 0) & (gaps == jnp.inf), 0, gaps)

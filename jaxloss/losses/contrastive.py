@@ -143,8 +143,9 @@ def supervised_contrastive_loss(
         return loss
     defined = sums.has_positive & sums.has_negative
     log_sums = sums.positive + softplus_where(defined, sums.negative - sums.positive)
+    largest, total, *counted = found
     # Overlaps of class indices are 1: their sum is the number of positives.
-    largest, total, (number, _) = (*found, weights)[:3]
+    number = counted[0].positive if counted else weights.positive
     numbers = ByClass(number, num_others(pairs.sides, pairs.dtype) - number)
     found = Watched(largest, total, numbers)
     return loss, contrastive_metrics(pairs.sides, found, log_sums, sums.has_positive)

@@ -14,7 +14,7 @@ from jaxloss.core import checks
 from jaxloss.core.batch import AxisName, Reduction, max_over, reduce, sum_over
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import widen
-from jaxloss.core.logsumexp import finite_from_below, softplus
+from jaxloss.core.logsumexp import finite_from_below, is_on, softplus
 from jaxloss.core.sharding import divided
 
 
@@ -440,7 +440,7 @@ def asymmetric_loss(
     p, not_p, log_p, log_not_p = _sigmoids(logits)
     of_positives = log_p
     # Elsewhere, a derivative of 0 is multiplied by them, and they may be infinite.
-    if isinstance(positive_focus, jax.Array) or positive_focus > 0:
+    if is_on(positive_focus):
         of_positives = jnp.where(targets > 0, log_p, 0)
     positives = -weight(not_p, log_not_p, positive_focus) * of_positives
     # A negative at or below the clip adds nothing. The 1 keeps its logarithm finite.

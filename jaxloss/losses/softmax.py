@@ -20,7 +20,7 @@ from jaxloss.core.batch import (
 )
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import widen
-from jaxloss.core.logsumexp import softplus, unless_left_out
+from jaxloss.core.logsumexp import is_on, softplus, unless_left_out
 from jaxloss.core.sharding import divided
 from jaxloss.losses.margins import lowering, margins_of_samples
 
@@ -71,7 +71,7 @@ def softmax_loss(
     )
     relative, log_total = relative_to_peak(logits, valid)
     values = cross_entropy(relative, log_total, labels, valid)
-    if isinstance(label_smoothing, jax.Array) or label_smoothing > 0:
+    if is_on(label_smoothing):
         uniform = log_total - jnp.mean(relative, axis=1)
         if isinstance(label_smoothing, jax.Array):  # At 0, a class that is left out adds nothing.
             uniform = jnp.where((label_smoothing == 0) & (uniform == jnp.inf), values, uniform)

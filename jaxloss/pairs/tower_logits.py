@@ -17,9 +17,8 @@ from jax import Array, lax
 from jaxtyping import Bool, Float
 
 from jaxloss.core import checks
-from jaxloss.core.checks import Number
 from jaxloss.core.linear import l2_normalize
-from jaxloss.core.logsumexp import logsumexp, softplus
+from jaxloss.core.logsumexp import is_on, logsumexp, softplus
 from jaxloss.pairs.comparison import Towers
 from jaxloss.pairs.metrics import (
     ContrastiveMetrics,
@@ -318,8 +317,3 @@ def _rounding(towers: Towers) -> Float[Array, " n"]:
 def _upper(towers: Towers) -> Float[Array, " n"]:
     """Returns the own similarities, rounded up: an equal key is not above them."""
     return towers.own + lax.stop_gradient(_rounding(towers))
-
-
-def is_on(number: Number) -> bool:
-    """Returns whether a hyperparameter may differ from 0."""
-    return isinstance(number, jax.Array) or number != 0
