@@ -17,8 +17,10 @@ from jax import Array, lax
 from jaxtyping import Bool, Float
 
 from jaxloss.core import checks
+from jaxloss.core.batch import sum_over
 from jaxloss.core.linear import l2_normalize
 from jaxloss.core.logsumexp import is_on, logsumexp, softplus
+from jaxloss.core.products import wide_product
 from jaxloss.pairs.comparison import Towers
 from jaxloss.pairs.metrics import (
     ContrastiveMetrics,
@@ -116,7 +118,21 @@ class TowerLogits(NamedTuple):
             return self._logits(s, same, params._replace(hardness=None), numbers)
 
         every = watched(self._of_pairs(plain), self._mask)
-        return every if self.counts_pairs else every[:2]
+        if self.counts_pairs:
+            return every
+        return every[:1] if self._totals_are_products else every[:2]
+
+    @property
+    def _totals_are_products(self) -> bool:
+        """Whether all similarities are products of the rows at hand."""
+        return self.sides.similarity == "inner" and self.sides.low == (None, None)
+
+    def _totals(self) -> ByClass:
+        """Returns the sum of such similarities of each query and all other keys."""
+        keys: Any = self.sides.references
+        every = sum_over(jnp.sum(keys.features, axis=0), self.sides.axis_name)
+        of_all = wide_product(self.sides.anchors.features, every[:, None])[:, 0]
+        return ByClass(self.towers.own, of_all - self.towers.own)
 
     def log_sums(
         self, own_keys: OwnKeys | None, *, symmetric: bool, metrics: bool
@@ -162,11 +178,12 @@ class TowerLogits(NamedTuple):
         self, found: list[ByClass], log_sums: Float[Array, " n"], own_keys: OwnKeys | None
     ) -> ContrastiveMetrics:
         """Returns the metrics of the queries, from the results of `watched`."""
-        largest, total, *number = found
+        largest, *rest = found
         ones = jnp.ones_like(self.towers.own)
         if self.counts_pairs:
-            (number,) = number
+            total, number = rest
         else:  # All other valid keys.
+            (total,) = rest or [self._totals()]
             number = ByClass(ones, (num_others(self.sides, ones.dtype) - 1) * ones)
         if not self.of_ids:
             # An equal key in a tile, where it is rounded in another way, is a miss.
