@@ -1,7 +1,34 @@
-"""The papers' experiments: data, models, training, evaluation and reports around `jaxloss`."""
+"""The papers' experiments: data, models, training, evaluation and reports around `jaxloss`.
+
+From Python: `train` a preset, `load_run` from its folder, `features_of` its splits, `evaluate` it.
+"""
 
 import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 # XLA's factorisations on the CPU (the spectral sum's singular values) run on OpenBLAS, whose
 # threads wait actively for one another: on two busy cores a 256×100 matrix took 24 ms instead of 2.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+if TYPE_CHECKING:
+    from experiments.config import Folders as Folders
+    from experiments.runs import evaluate as evaluate
+    from experiments.runs import features_of as features_of
+    from experiments.runs import load_run as load_run
+    from experiments.runs import train as train
+
+_ROOMS = {"Folders": "config"} | dict.fromkeys(
+    ("evaluate", "features_of", "load_run", "train"), "runs"
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is public when it is first used: commands that need no JAX start without it."""
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'experiments' has no attribute {name!r}")
+    return getattr(import_module(f"experiments.{_ROOMS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_ROOMS])

@@ -7,7 +7,7 @@ import json
 import math
 import operator
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -15,8 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import tyro
 from annotated_types import Ge, Gt, Le, Lt
 
-from experiments.errors import ConfigError
-from experiments.storage import check_local
+from experiments.errors import ConfigError, did_you_mean
+from experiments.storage import check_local, storage_path
 
 Count = Annotated[int, Ge(1)]
 Pixels = Annotated[int, Ge(0)]
@@ -191,6 +191,9 @@ class Folders:
     """Folder of the archives that you downloaded (by default DATA_DIR/downloads/manual)."""
 
     def __post_init__(self):
+        for name, value in vars(self).items():
+            if isinstance(value, str):
+                object.__setattr__(self, name, storage_path(value, name))
         check_local(self.manual_dir, "--manual-dir")
 
 
@@ -311,3 +314,44 @@ def replace_option(config: Config, option: str, value: Any) -> Config:
     if dot:
         value = replace_option(vars(config)[section], rest, value)
     return dataclasses.replace(config, **{section: value})  # pyright: ignore[reportArgumentType]
+
+
+def set_options(config: Config, options: Mapping[str, Any]) -> Config:
+    """The configuration with other values of options, such as `{"loss.name": "sce"}`.
+
+    Names are those of the command line. Values may be of the type of the option, or text as on an
+    axis of `sweep`. Raises a `ConfigError` for an unknown option, and a value of another type.
+    """
+    types = option_types(config)
+    for name, value in options.items():
+        option = check_option(name, types)
+        config = replace_option(config, option, parse_option(types[option], option, value))
+    return config
+
+
+def check_option(name: str, types: Mapping[str, Any]) -> str:
+    """The option of `option_types` that a name means, which may have hyphens; else an error."""
+    option = name.replace("-", "_")
+    if option not in types:
+        hint = did_you_mean(option, types, "train PRESET --help lists them")
+        raise ConfigError(f"{option}: unknown option; {hint}")
+    return option
+
+
+def parse_option(expected: Any, option: str, value: Any) -> Any:
+    """A value, or text, as the type of an option; the numbers of several are joined by `+`."""
+    if typing.get_origin(expected) is tuple:
+        (element, *_) = typing.get_args(expected)
+        if isinstance(value, str):
+            value = value.split("+")
+        parts = value if isinstance(value, Iterable) else (value,)
+        return tuple(parse_option(element, option, part) for part in parts)
+    text, choices = str(value), {str(choice): choice for choice in typing.get_args(expected)}
+    if expected is bool:
+        text, choices = text.capitalize(), {"True": True, "False": False}
+    try:
+        return choices[text] if choices else expected(text)
+    except (KeyError, ValueError):
+        kind = f"one of {', '.join(choices)}" if choices else f"of type {expected.__name__}"
+        hint = did_you_mean(text, choices, "")
+        raise ConfigError(f"{option}: {text!r} must be {kind}; {hint}".rstrip("; ")) from None

@@ -159,6 +159,11 @@ class Outputs(NamedTuple):
     """See `Objective.init_state`."""
     head: Any = None
     """The parameters that `Objective.init_head` began."""
+    class_names: tuple[str, ...] = ()
+    """The name of every label."""
+    images: Any = None
+    """A function of rows [k]: their images, uint8 [k, h, w, c], photographs as evaluation crops
+    them."""
 
 
 class PairMetrics(NamedTuple):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+from collections.abc import Iterable
 from errno import EDQUOT, EFBIG, ENOSPC
 
 
@@ -24,6 +26,12 @@ class DivergedError(ExperimentError):
 
     def __str__(self) -> str:
         return f"diverged: {self.what} at step {self.step}"
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """A question with the known names that resemble one; else the words for when none does."""
+    near = ", ".join(difflib.get_close_matches(name, list(known)))
+    return f"did you mean {near}?" if near else otherwise
 
 
 def full_disk(error: BaseException | None) -> str:

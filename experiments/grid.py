@@ -5,23 +5,29 @@ Every run and every evaluation is a directory that is kept.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.assembly import Plan, plan_run, prepare_and_count
-from experiments.config import Folders, TrainConfig, get_option, option_types, replace_option
+from experiments.config import (
+    Folders,
+    TrainConfig,
+    check_option,
+    get_option,
+    option_types,
+    parse_option,
+    replace_option,
+)
 from experiments.errors import ConfigError
 from experiments.processes import agree, on_first
-from experiments.protocols import config_to_dict
+from experiments.protocols import build_protocol, config_to_dict
 from experiments.reporting.grid import write_grid
 from experiments.reporting.results import ALL, VALIDATION, Axis, Comparison, Place, Run
 from experiments.reporting.run import read_episodes, read_report, write_report
-from experiments.runs import evaluation_of, restore_run, run_folder, split_of, with_evaluation
+from experiments.runs import evaluate, load_run, split_of, with_evaluation
 from experiments.training.run_directory import check_run_directory
 
 _SUBSETS = (
@@ -39,23 +45,19 @@ def parse_axis(text: str, config: TrainConfig) -> Axis:
     The axis is named after its first option if that distinguishes the positions.
     """
     names, _, values = text.partition("=")
-    options, types = names.replace("-", "_").split("/"), option_types(config)
+    types = option_types(config)
     if not values:
         raise ConfigError(f"{text!r} must be OPTION=VALUE,VALUE,..., as loss.name=softmax,loose")
+    options = [check_option(name, types) for name in names.split("/")]
     if "seed" in options:
         raise ConfigError("seed is no axis: use --seeds")
-    for option in options:
-        if option not in types:
-            near = ", ".join(difflib.get_close_matches(option, types))
-            hint = f"did you mean {near}?" if near else "train PRESET --help lists them"
-            raise ConfigError(f"{option}: unknown option; {hint}")
     settings = []
     for position in values.split(","):
         parts = position.split("/", len(options) - 1)
         if len(parts) < len(options):
             count = f"{len(parts)} values for {len(options)} options"
             raise ConfigError(f"{text!r}: {position!r} has {count}")
-        at = {o: _parse(types[o], o, part) for o, part in zip(options, parts, strict=True)}
+        at = {o: parse_option(types[o], o, part) for o, part in zip(options, parts, strict=True)}
         if at in settings:
             raise ConfigError(f"{text!r}: the value {position!r} is repeated")
         settings.append(at)
@@ -66,21 +68,6 @@ def parse_axis(text: str, config: TrainConfig) -> Axis:
         for at in settings
     )
     return Axis("/".join(options), tuple(labels), tuple(settings))
-
-
-def _parse(expected: Any, option: str, text: str) -> Any:
-    """A value of a type, which may be a tuple of any length."""
-    if typing.get_origin(expected) is tuple:
-        (element, *_) = typing.get_args(expected)
-        return tuple(_parse(element, option, part) for part in text.split("+"))
-    choices = {str(choice): choice for choice in typing.get_args(expected)}
-    if expected is bool:
-        text, choices = text.capitalize(), {"True": True, "False": False}
-    try:
-        return choices[text] if choices else expected(text)
-    except (KeyError, ValueError):
-        kind = f"one of {', '.join(choices)}" if choices else f"of type {expected.__name__}"
-        raise ConfigError(f"{option}: {text!r} must be {kind}") from None
 
 
 def option_text(value: Any, separator: str = "+") -> str:
@@ -236,8 +223,8 @@ def evaluate_over(
     over: Sequence[str],
     *,
     split: str | None = None,
-    which: str = "best",
-    overrides: Mapping[str, Any],
+    checkpoint: str = "best",
+    overrides: dict[str, Any],
     metrics: Sequence[str] = (),
     baseline: str = "",
     command: str,
@@ -249,27 +236,26 @@ def evaluate_over(
     `overrides` are those that all evaluations share and the run does not have. Metrics are by
     default those of the reports, in their order.
     """
-    run = restore_run(path, which)
+    run = load_run(path, checkpoint)
     config, split = run.plan.config, split_of(run.plan, split)
     axes = [parse_axis(text, config) for text in over]
     comparison = parse_comparison(axes, config, baseline=baseline)
     shared = with_evaluation(config, overrides)
     check_not_set(shared, config, {o: "its values in --over" for a in axes for o in a.settings[0]})
     name = ",".join([f"{split}-step{run.step}", *setting_names(overrides)])
-    root = run_folder(path) / "evaluations" / name
+    root = run.directory / "evaluations" / name
     cells = make_cells(shared, axes, [config.seed], root)
     for cell in cells:
-        with_evaluation(config, {**overrides, **cell.settings})
-    evaluate = evaluation_of(run, folders)
+        with_evaluation(config, overrides | cell.settings)
     runs = []
     for cell in _announced(cells, axes):
         stored = cell.directory / "report.json"
         report = read_report(stored) if stored.exists() else None
         if report is None:
-            protocol, report = evaluate(split, {**overrides, **cell.settings})
+            report = evaluate(run, overrides | cell.settings, split=split, folders=folders)
             report["command"] = command
             cell.directory.mkdir(parents=True, exist_ok=True)
-            write_report(cell.directory, protocol, report)
+            write_report(cell.directory, build_protocol(cell.config), report)
             report.pop("episodes", None)
         runs.append(Run(cell.place, report, read_episodes(cell.directory)))
     # Values such as the number of shots have metrics of their own.

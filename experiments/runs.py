@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,15 +23,18 @@ from experiments.config import (
     check_config,
     evaluation_sections,
     option_types,
-    replace_option,
+    set_options,
 )
-from experiments.contracts import Objective, Outputs, Protocol
+from experiments.contracts import Objective, Outputs
+from experiments.data.selection import part_of
 from experiments.errors import ConfigError, DivergedError
+from experiments.presets import find_preset
 from experiments.processes import agree, check_shared, on_first
 from experiments.protocols import build_protocol, config_from_dict, config_to_dict
 from experiments.reporting.run import code_version, describe_run, read_report, write_report
+from experiments.storage import storage_path
+from experiments.training import loop
 from experiments.training.checkpoints import CHECKPOINTS_FOLDER, Checkpoints, checkpoints_folder
-from experiments.training.loop import train
 from experiments.training.run_directory import check_run_directory, claim_run_directory
 from experiments.training.step import TrainState, build_outputs
 
@@ -53,7 +58,7 @@ def train_run(
     parts = assemble(plan, folders, mode=mode, mesh_shape=mesh_shape)
     values = config_to_dict(config)
     on_first(lambda: claim_run_directory(directory, values))
-    return train(
+    return loop.train(
         parts,
         directory,
         steps=config.steps,
@@ -68,6 +73,44 @@ def train_run(
         },
         stuck_after=stuck_after,
     )
+
+
+def train(
+    preset: str | TrainConfig,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    directory: str | Path,
+    folders: Folders = Folders(),
+    command: str = "",
+    **how: Any,
+) -> dict[str, Any]:
+    """Trains a preset, evaluates it and writes its report, as the command `train` does.
+
+    Called again with the same arguments, it continues a run that was stopped, and returns the
+    report of a finished one.
+
+    Args:
+      preset: The name of a preset, or a configuration.
+      options: Values that replace those of the preset, by the names of the command line, such as
+        `{"loss.name": "direct:sce+nca", "model.widths": (16, 32, 64, 64), "steps": 500}`.
+      directory: Run directory, which `load_run` reads.
+      folders: Where the data is.
+      command: What the report names as its origin. Default: this call.
+      how: `mode`, `mesh_shape` and `stuck_after`, as `complete_run` takes them.
+
+    Returns:
+      The report, as `evaluate` gives it. If the run diverged, it has no metrics, and states under
+      `diverged` what happened.
+
+    Raises:
+      ConfigError: An option is unknown or impossible, or the directory belongs to another run.
+      Interrupted: The run was stopped; its state is saved.
+    """
+    start = find_preset(preset).config if isinstance(preset, str) else preset
+    path = storage_path(str(directory), "directory")
+    call = f"experiments.train({start.preset!r}, {dict(options)}, directory={str(path)!r})"
+    plan = plan_run(set_options(start, options))
+    return complete_run(plan, path, folders, command=command or call, **how)
 
 
 def complete_run(
@@ -109,9 +152,7 @@ def complete_run(
         seconds = train_run(
             plan, directory, folders, mode=mode, mesh_shape=mesh_shape, stuck_after=stuck_after
         )
-        # From here on, the protocol of the checkpoint: without the metrics that `_with_last` adds.
-        protocol, report = evaluate_run(directory, folders)
-        report |= {"seconds": seconds}
+        report = evaluate(load_run(directory), folders=folders) | {"seconds": seconds}
         if config.report_last:
             report = _with_last(report, directory, folders)
     except DivergedError as error:
@@ -135,11 +176,8 @@ def _with_last(report: dict[str, Any], directory: Path, folders: Folders) -> dic
     The metrics of the last checkpoint follow those of the best, with names of their own. If the
     best is the last, it is not evaluated again, and its metrics have both names.
     """
-    run = restore_run(directory, "latest")
-    if run.step == report["step"]:
-        last = report
-    else:
-        _, last = evaluation_of(run, folders)(None, {})
+    run = load_run(directory, "latest")
+    last = report if run.step == report["step"] else evaluate(run, folders=folders)
     metrics = [metric | {"name": of_last(metric["name"])} for metric in last["metrics"]]
     with_last = report | {"metrics": [*report["metrics"], *metrics], "last": dict(last)}
     if (episodes := with_last["last"].pop("episodes", None)) is not None:
@@ -147,9 +185,12 @@ def _with_last(report: dict[str, Any], directory: Path, folders: Folders) -> dic
     return with_last
 
 
-class RestoredRun(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class RestoredRun:
     """A checkpoint with all that is needed to use it."""
 
+    directory: Path
+    """Run directory."""
     plan: Plan
     graphdef: nnx.GraphDef
     """The backbone without its arrays."""
@@ -161,18 +202,36 @@ class RestoredRun(NamedTuple):
     validation: float | None
     """What the best checkpoint is chosen by."""
     notes: list[str]
-    """Sentences for the report: the checkpoints that `restore_run` found damaged, and another
-    version that trained the run."""
+    """Sentences for the report: the checkpoints that `load_run` found damaged, and another version
+    that trained the run."""
+
+    @cached_property
+    def outputs(self) -> Callable[..., Outputs]:
+        """`outputs(split, folders, most)`, as `features_of`; computed once and then kept."""
+        load, data = self.plan.protocol.load, self.plan.config.data
+        outputs_of = build_outputs(self.graphdef, self.objective, data, self.class_counts)
+
+        @cache
+        def outputs(split: str, folders: Folders, most: int | None = None) -> Outputs:
+            images = load(folders, split)
+            found = outputs_of(self.state, part_of(images, most) if most else images)
+            found.features.flags.writeable = False  # Later evaluations use them, too.
+            return found
+
+        return outputs
 
 
-def restore_run(path: Path, which: str = "best") -> RestoredRun:
+def load_run(folder: str | Path, checkpoint: str = "best") -> RestoredRun:
     """A checkpoint of a run, with the configuration that the checkpoint stores.
 
-    The path is a run directory, or its folder of checkpoints. `which` is `best` by validation (the
-    latest where there was none), `latest`, or the number of a step. Where the best or the latest is
-    damaged, the next one is taken, and a note says so. With several processes, all of them call
-    this.
+    With several processes, all of them call this.
+
+    Args:
+      folder: A run directory, which may be that of an unfinished run, or its folder of checkpoints.
+      checkpoint: `best` by validation (the latest where there was none), `latest`, or the number of
+        a step. Where the best or the latest is damaged, the next one is taken, and a note says so.
     """
+    path, which = storage_path(str(folder)), checkpoint
     if not which.isdecimal() and which not in ("best", "latest"):
         raise ConfigError(f"checkpoint must be best, latest or the number of a step, got {which!r}")
     with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
@@ -189,72 +248,80 @@ def restore_run(path: Path, which: str = "best") -> RestoredRun:
             if code != code_version():
                 notes = [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
             value = checkpoints.validation(step)
-            return RestoredRun(plan, graphdef, objective, state, step, class_counts, value, notes)
+            parts = graphdef, objective, state, step, class_counts, value, notes
+            return RestoredRun(run_folder(path), plan, *parts)
 
         if which.isdecimal():
             return read(int(which))
         run, damaged = checkpoints.read_intact(read, best=which == "best")
     used = f"the checkpoint of step {run.step} is used instead."
-    return run._replace(notes=[*(f"{error}; {used}" for error in damaged), *run.notes])
+    return replace(run, notes=[*(f"{error}; {used}" for error in damaged), *run.notes])
 
 
 def config_of_run(path: Path) -> TrainConfig:
-    """The configuration in the newest intact checkpoint of a run; errors as in `restore_run`."""
+    """The configuration in the newest intact checkpoint of a run; errors as in `load_run`."""
     with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
         meta, _ = checkpoints.read_intact(checkpoints.meta)
     return config_from_dict(meta["config"])
 
 
-def evaluate_run(
-    path: Path,
-    folders: Folders,
+def features_of(
+    run: RestoredRun,
+    split: str | None = None,
+    *,
+    folders: Folders = Folders(),
+    most: int | None = None,
+) -> Outputs:
+    """What a run computes for the images of a split, as NumPy arrays.
+
+    Images are cropped and normalised as in training, and not augmented. With several processes, all
+    of them call this. Raises a `DivergedError` where a feature is not finite.
+
+    Args:
+      split: One of the run's protocol, such as `base`, `validation` and `novel`, or `train`,
+        `validation` and `test`. Default: the one for evaluation.
+      folders: Where the data is.
+      most: Of more images, a random part, always the same. Default: all images.
+    """
+    return run.outputs(split_of(run.plan, split), folders, most)
+
+
+def evaluate(
+    run: RestoredRun,
+    options: Mapping[str, Any] = MappingProxyType({}),
     *,
     split: str | None = None,
-    which: str = "best",
-    overrides: Mapping[str, Any] | None = None,
-) -> tuple[Protocol, dict[str, Any]]:
-    """Evaluates a checkpoint of `restore_run` by its protocol, as the function of `evaluation_of`.
+    folders: Folders = Folders(),
+) -> dict[str, Any]:
+    """Evaluates a run by its protocol, as the command `evaluate` does; writes nothing.
 
-    Returns the protocol, and the report as JSON types: that of `describe_run`, and `num_features`,
-    `split`, `step`, `validation`, `notes` and the results of the protocol.
+    Features are computed once for each split, and kept with the run.
+
+    Args:
+      options: Values of evaluation options that replace those of the run, such as
+        `{"evaluation.ways": 10}`.
+      split: Default: the one for evaluation.
+      folders: Where the data is.
+
+    Returns:
+      The report as JSON types: that of `describe_run`, and `num_features`, `split`, `step`,
+      `validation`, `notes` and the results of the protocol, `metrics` among them.
     """
-    return evaluation_of(restore_run(path, which), folders)(split, overrides or {})
-
-
-def evaluation_of(
-    run: RestoredRun, folders: Folders
-) -> Callable[[str | None, Mapping[str, Any]], tuple[Protocol, dict[str, Any]]]:
-    """Evaluates a checkpoint, any number of times; the features of a split are computed once.
-
-    The function takes a split (None: the protocol's split for evaluation), and values that replace
-    those of the run, by option, such as `evaluation.episodes`. The run's protocol loads the images
-    and names the validation; one that is built again with these values evaluates and reports.
-    """
-    outputs_of = build_outputs(run.graphdef, run.objective, run.plan.config.data, run.class_counts)
-
-    @cache
-    def outputs_of_split(split: str) -> Outputs:
-        return outputs_of(run.state, run.plan.protocol.load(folders, split))
-
-    def evaluate(
-        split: str | None, overrides: Mapping[str, Any]
-    ) -> tuple[Protocol, dict[str, Any]]:
-        config = with_evaluation(run.plan.config, overrides)
-        protocol = build_protocol(config)
-        split = split_of(run.plan, split)
-        validation = run.plan.protocol.validation_metric.measured(run.validation)
-        results = protocol.evaluate(split, outputs_of_split)
-        return protocol, {
-            **describe_run(config, protocol),
-            "num_features": run.plan.num_features,
-            "split": split,
-            "step": run.step,
-            "validation": None if run.validation is None else validation,
-            **results,
-            "notes": [*run.notes, *results.get("notes", ())],
-        }
-
-    return evaluate
+    plan = run.plan
+    config = with_evaluation(plan.config, options)
+    # The run's own protocol loads the images and names the validation.
+    protocol, split = build_protocol(config), split_of(plan, split)
+    results = protocol.evaluate(split, lambda name: run.outputs(name, folders))
+    validation = plan.protocol.validation_metric.measured(run.validation)
+    return {
+        **describe_run(config, protocol),
+        "num_features": plan.num_features,
+        "split": split,
+        "step": run.step,
+        "validation": None if run.validation is None else validation,
+        **results,
+        "notes": [*run.notes, *results.get("notes", ())],
+    }
 
 
 def split_of(plan: Plan, split: str | None) -> str:
@@ -279,8 +346,7 @@ def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainC
             f"the evaluation of protocol {config.protocol} has no {', '.join(unknown)}; "
             f"it has {', '.join(known) or 'no options'}"
         )
-    for option, value in overrides.items():
-        config = replace_option(config, option, value)
+    config = set_options(config, overrides)
     check_config(config)
     return config
 

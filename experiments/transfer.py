@@ -23,7 +23,7 @@ from experiments.reporting.markdown import format_value, table
 from experiments.reporting.results import Axis, Comparison, Run
 from experiments.reporting.run import code_version, describe_run, origin_lines, read_report
 from experiments.reporting.style import INK, MEDIUM, new_figure, series_mark, style_axes
-from experiments.runs import RestoredRun, config_of_run, restore_run, run_folder
+from experiments.runs import RestoredRun, config_of_run, load_run, run_folder
 from experiments.storage import storage_path, write_atomically, write_json, write_picture
 from experiments.training.run_directory import read_config
 from experiments.training.step import build_features
@@ -84,7 +84,7 @@ def evaluate_runs_linear(
     folders: Folders,
     data: ClassificationData,
     *,
-    which: str = "best",
+    checkpoint: str = "best",
     directory: Path | None = None,
     baseline: str = "",
     command: str,
@@ -115,8 +115,8 @@ def evaluate_runs_linear(
     runs, written = [], []
     for number, ((label, seed), path) in enumerate(found.items(), start=1):
         print(f"[{number}/{len(found)}] {path}", flush=True)
-        run, folder = restore_run(path, which), run_folder(path)
-        stem = name + ("" if which == "best" else f"-step{run.step}")
+        run = load_run(path, checkpoint)
+        folder, stem = run.directory, name + ("" if checkpoint == "best" else f"-step{run.step}")
         stem += "" if data.holdout == 0.2 else f"-holdout{data.holdout}"
         file = folder / f"{stem}.json"
         report = read_report(file) if len(found) > 1 and file.exists() else None

@@ -51,37 +51,40 @@ class Evaluate(OfCheckpoint):
     def run(self, command: Sequence[str]) -> int:
         """Evaluates, prints and writes the report."""
         from experiments.grid import evaluate_over, setting_names
+        from experiments.protocols import build_protocol
         from experiments.reporting.run import write_report
-        from experiments.runs import evaluate_run, run_folder
+        from experiments.runs import evaluate, load_run, with_evaluation
 
         table: Any = {"metrics": self.metrics, "baseline": self.baseline}
         for option, given in table.items():
             if given and not self.over:
                 raise ConfigError(f"--{option} is for a table of evaluations; it needs --over")
-        how, typed = self._how(), shlex.join(command)
+        changed, typed = self._changed(), shlex.join(command)
         if self.over:
-            options = {**how, **table, "command": typed}
+            of: Any = {"split": self.split, "checkpoint": self.checkpoint, "overrides": changed}
+            options = {**of, **table, "command": typed}
             print_written(evaluate_over(self.directory, self.folders, self.over, **options))
             return 0
-        protocol, report = evaluate_run(self.directory, self.folders, **how)
+        run = load_run(self.directory, self.checkpoint)
+        report = evaluate(run, changed, split=self.split, folders=self.folders)
         report["command"] = typed
         # A name with the settings, so that evaluations of a run do not overwrite each other.
         checkpoint = f"evaluation-{report['split']}-step{report['step']}"
-        name = ",".join([checkpoint, *setting_names(how["overrides"])])
-        print_written(write_report(run_folder(self.directory), protocol, report, name))
+        name = ",".join([checkpoint, *setting_names(changed)])
+        protocol = build_protocol(with_evaluation(run.plan.config, changed))
+        print_written(write_report(run.directory, protocol, report, name))
         return 0
 
-    def _how(self) -> dict[str, Any]:
-        """Split, checkpoint, and the evaluation options that do not have the run's value."""
+    def _changed(self) -> dict[str, Any]:
+        """The evaluation options that do not have the run's value."""
         own = {field.name for field in dataclasses.fields(Evaluate)}
-        overrides = {
+        return {
             f"{part.name}.{option}": value
             for part in dataclasses.fields(self)
             if part.name not in own
             for option, value in vars(vars(self)[part.name]).items()
             if value != vars(part.default)[option]
         }
-        return {"split": self.split, "which": self.checkpoint, "overrides": overrides}
 
 
 def evaluate_command(config: TrainConfig | None) -> type[Evaluate]:
@@ -156,7 +159,7 @@ class Linear:
             self.runs,
             self.folders,
             ClassificationData(name=self.data, class_split=self.split, holdout=self.holdout),
-            which=self.checkpoint,
+            checkpoint=self.checkpoint,
             directory=self.directory,
             baseline=self.baseline,
             command=shlex.join(command),
@@ -185,7 +188,7 @@ class Look(OfCheckpoint):
             self.directory,
             self.folders,
             split=self.split,
-            which=self.checkpoint,
+            checkpoint=self.checkpoint,
             command=shlex.join(command),
         )
         print(f"wrote {page}, which contains all pictures; and, in its folder:")

@@ -75,7 +75,7 @@ class Execution:
     folders: DataFolders = field(default_factory=Folders)
 
     def run_arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `complete_run`."""
+        """Keyword arguments of `train` and `complete_run`."""
         return {
             "folders": self.folders,
             "mode": self.parallel,

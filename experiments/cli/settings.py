@@ -11,7 +11,7 @@ import tyro
 from experiments.cli.options import DataFolders
 from experiments.config import Folders, TrainConfig, get_option, option_types
 from experiments.data.sampling import batch_size_of
-from experiments.presets import PRESETS
+from experiments.presets import find_preset
 
 _IN_STEPS = (
     "steps",
@@ -36,12 +36,9 @@ class Settings:
 
     def run(self, command: Sequence[str]) -> int:
         """Prints the table."""
-        from experiments.errors import ConfigError
         from experiments.reporting.markdown import table
 
-        if self.preset not in PRESETS:
-            raise ConfigError(f"no preset {self.preset!r}; available: {', '.join(PRESETS)}")
-        preset = PRESETS[self.preset]
+        preset = find_preset(self.preset)
         steps_per_epoch = _steps_per_epoch(preset.config, self.folders)
         rows = _rows(preset.config, preset.sources, steps_per_epoch)
         print(f"{self.preset}: {preset.description}\n")

@@ -27,15 +27,14 @@ class Train:
     def run(self, command: Sequence[str]) -> int:
         """Trains, evaluates, prints the report."""
         # Here, because `--help` need not wait for Orbax and TensorBoard.
-        from experiments.assembly import plan_run
-        from experiments.runs import complete_run
+        from experiments.protocols import build_protocol
+        from experiments.runs import train
 
         config = self.config
         name = f"{config.preset}-{config.loss.name.replace(':', '-')}-{config.sampling.strategy}"
         directory = self.directory or Path("runs", f"{name}-seed{config.seed}")
-        plan = plan_run(config)
         how = self.execution.run_arguments()
-        report = complete_run(plan, directory, command=shlex.join(command), **how)
-        print(report_text(plan.protocol, report))
+        report = train(config, directory=directory, command=shlex.join(command), **how)
+        print(report_text(build_protocol(config), report))
         print(f"\nreport: {directory / 'report.md'}")
         return 3 if "diverged" in report else 0

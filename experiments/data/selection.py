@@ -7,7 +7,7 @@ or images is part of every larger one of the same subset seed.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -138,6 +138,32 @@ def _training_counts(
             f"the largest has {available.max()}: set it to 1/{available.max()} or more"
         )
     return counts
+
+
+def some_rows(count: int, most: int) -> np.ndarray:
+    """All rows of so many images, or a random part of `most`: int64, ascending."""
+    return np.sort(np.random.default_rng(0).permutation(count)[:most])
+
+
+def part_of(images: ImageSet, most: int) -> ImageSet:
+    """The images of `some_rows`; they are read when they are indexed."""
+    rows = some_rows(len(images.labels), most)
+    return dataclasses.replace(
+        images, images=_Rows(images.images, rows), labels=images.labels[rows]
+    )
+
+
+class _Rows:
+    """Some images of a table, which need not fit into memory."""
+
+    def __init__(self, table: Any, rows: np.ndarray):
+        self.table, self.rows, self.shape = table, rows, (len(rows), *table.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.table[self.rows[index]]
 
 
 def _generator(tag: int, label: int = 0, *, seed: int = 0) -> np.random.Generator:

@@ -15,7 +15,7 @@ from experiments.look.page import Picture, write_page
 from experiments.look.view import View, view_run
 from experiments.reporting.run import describe_run, version_text
 from experiments.reporting.style import FONTS
-from experiments.runs import restore_run, run_folder, split_of
+from experiments.runs import load_run, split_of
 
 _DRAWN: Sequence[Callable[[View], Picture | None]] = (
     overview,
@@ -32,25 +32,30 @@ _DRAWN: Sequence[Callable[[View], Picture | None]] = (
 
 
 def look_at_run(
-    path: Path, folders: Folders, *, split: str | None = None, which: str = "best", command: str
+    path: Path,
+    folders: Folders,
+    *,
+    split: str | None = None,
+    checkpoint: str = "best",
+    command: str,
 ) -> list[Path]:
     """Draws every picture that applies to a run, and writes them with a page that has them all.
 
-    The run and `which` of its checkpoints are as in `restore_run`. The split is one of the
+    The run and its checkpoint are those of `load_run`. The split is one of the
     protocol's, by default the one for evaluation. Returns the page, the numbers, and the pictures.
     """
-    run = restore_run(path, which)
+    run = load_run(path, checkpoint)
     config, protocol, wanted = run.plan.config, run.plan.protocol, split_of(run.plan, split)
-    view = view_run(run, run_folder(path), folders, wanted)
+    view = view_run(run, folders, wanted)
     parts = [
-        f"{len(side.images.labels):,} {side.split} images "
-        f"({len(side.images.class_names)} {side.noun})"
+        f"{len(side.outputs.labels):,} {side.split} images "
+        f"({len(side.outputs.class_names)} {side.noun})"
         for side in view.sides
     ]
     notes, pictures = [*view.notes], []
     described = describe_run(config, protocol)
     name = "look" if wanted == protocol.splits[-1] else f"look-{wanted}"
-    name += "" if which == "best" else f"-step{run.step}"
+    name += "" if checkpoint == "best" else f"-step{run.step}"
     with matplotlib.rc_context(FONTS):
         for draw in _DRAWN:
             try:
@@ -58,7 +63,7 @@ def look_at_run(
             except ConfigError as error:
                 notes.append(f"A picture is missing: {error}.")
         return write_page(
-            view.folder / name,
+            run.directory / name,
             list(filter(None, pictures)),
             [*notes, *run.notes, version_text(described)],
             title=f"{described['label']} on {described['data']}",

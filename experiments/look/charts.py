@@ -85,7 +85,7 @@ def _typical_tile(side: Side, c: int, note: str = "") -> Tile:
     units, labels = space.unit_features(side.outputs.features[rows]), side.membership[rows].sum(1)
     cosines = np.where(labels == labels.min(), units @ units.mean(0), -np.inf)
     (image,) = side.read(rows[[cosines.argmax()]])
-    return Tile(image, "#cccccc", short(side.images.class_names[c], 12) + note)
+    return Tile(image, "#cccccc", short(side.outputs.class_names[c], 12) + note)
 
 
 def by_class(view: View) -> Picture:
@@ -139,7 +139,7 @@ def _recognised(side: Side, *, by_means: bool) -> tuple[np.ndarray, float]:
         precisions = multilabel.average_precisions(logits().T, labels.T)
         return precisions, float(np.nanmean(precisions))
     found = space.nearest_mean_predictions(features, labels) if by_means else logits().argmax(1)
-    accuracies = classification.class_accuracies(found, labels, len(side.images.class_names))
+    accuracies = classification.class_accuracies(found, labels, len(side.outputs.class_names))
     return accuracies, classification.accuracy(found, labels)
 
 
@@ -287,7 +287,7 @@ def training(view: View) -> Picture | None:
 
     Numbers whose names end with the same word share a panel: so do several losses.
     """
-    path, metric = view.folder / METRICS_FILE, view.run.plan.protocol.validation_metric
+    path, metric = view.run.directory / METRICS_FILE, view.run.plan.protocol.validation_metric
     if not path.exists():
         return None
     lines = path.read_text(encoding="utf-8").splitlines()

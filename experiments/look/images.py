@@ -20,7 +20,7 @@ from experiments.evaluation.few_shot import (
 )
 from experiments.evaluation.subspace import variance_shares
 from experiments.look.page import Picture, Tile, draw_image, draw_rows, short
-from experiments.look.view import Side, View, some_rows
+from experiments.look.view import Side, View
 from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.instance import InstanceConfig
 from experiments.protocols.negative_margin import NegativeMarginConfig, fine_tuned_classifier
@@ -55,10 +55,7 @@ def overview(view: View) -> Picture:
         "are drawn in place.",
         (9.1, 9.3),
     )
-    clouds = [
-        Cloud(side, f"{side.split} images", some_rows(len(side.images.labels)))
-        for side in view.sides
-    ]
+    clouds = [Cloud(side, f"{side.split} images", side.some_rows) for side in view.sides]
     picture.numbers = draw_map(picture.figure.subplots(), clouds, size=8.6, tiles=TILES)
     return picture
 
@@ -144,7 +141,7 @@ def neighbours(view: View) -> Picture | None:
 
     None with fewer than three images.
     """
-    side, chosen = view.shown, some_rows(len(view.shown.images.labels))
+    side, chosen = view.shown, view.shown.some_rows
     if len(chosen) < 3:
         return None
     features, membership = side.outputs.features[chosen], side.membership[chosen]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from experiments.errors import ConfigError, did_you_mean
 from experiments.presets import (
     few_shot,
     group_softmax,
@@ -37,3 +38,11 @@ PRESETS: dict[str, Preset] = {
     for name, preset in module.PRESETS.items()
 }
 """Every preset by its name, protocol by protocol."""
+
+
+def find_preset(name: str) -> Preset:
+    """The preset of a name; a `ConfigError` with the nearest names if there is none."""
+    if name not in PRESETS:
+        hint = did_you_mean(name, PRESETS, f"available: {', '.join(PRESETS)}")
+        raise ConfigError(f"no preset {name!r}; {hint}")
+    return PRESETS[name]

@@ -17,8 +17,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from experiments.config import DataConfig, OptimizerConfig
-from experiments.contracts import ImageSet, ImageTable, Objective, Outputs
-from experiments.data.augment import augment, mix_batch, normalize, sample_keys
+from experiments.contracts import ImageSet, ImageTable, Objective, Outputs, Photographs
+from experiments.data.augment import augment, center_crops, mix_batch, normalize, sample_keys
 from experiments.errors import ConfigError, DivergedError
 from experiments.processes import gather_rows
 from experiments.training.weights import load_weights
@@ -308,7 +308,22 @@ def build_outputs(
             _check_finite(state, "logit", values)
             return values
 
-        return Outputs(features, images.labels, logits, class_counts, state.objective_state, head)
+        def read(rows: Any) -> np.ndarray:
+            found = images.images[np.asarray(rows)]
+            if isinstance(found, Photographs):
+                found = np.asarray(jnp.round(center_crops(found, data)).astype(jnp.uint8))
+            return found
+
+        return Outputs(
+            features,
+            images.labels,
+            logits,
+            class_counts,
+            state.objective_state,
+            head,
+            images.class_names,
+            read,
+        )
 
     return outputs
 

@@ -30,7 +30,7 @@ from experiments.protocols.hyperspherical import (
     HypersphericalLoss,
     spread_prototypes,
 )
-from experiments.runs import complete_run, evaluate_run, train_run
+from experiments.runs import complete_run, evaluate, load_run, train_run
 from tests.experiments.tiny_runs import final_state, metrics
 from tests.jaxloss import references
 from tests.tolerances import FLOAT32
@@ -229,7 +229,7 @@ def test_a_resumed_run_remembers_all_of_it(whole, tmp_path, folders, killed_afte
 def test_the_report_states_how_the_assignment_changed(whole, folders):
     logged = [row for row in metrics(whole) if "reassigned" in row]
     assert [row["step"] for row in logged] == [5, 10]
-    _, report = evaluate_run(whole, folders, which="latest")
+    report = evaluate(load_run(whole, "latest"), folders=folders)
     assert report["assignment"]["reassigned"] == [row["reassigned"] for row in logged]
     np.testing.assert_allclose(
         report["assignment"]["alignment"], [row["alignment"] for row in logged], rtol=FLOAT32

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from unittest.mock import Mock
 from xml.etree import ElementTree
 
@@ -20,19 +20,20 @@ from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import normalize
 
+import experiments
 from experiments import look
 from experiments.assembly import build_learner, plan_run
 from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, TrainConfig
 from experiments.contracts import ImageSet, Outputs
+from experiments.data.selection import part_of, some_rows
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import evaluate_prototypes
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
-from experiments.look import view
 from experiments.look.charts import by_class, draw_tail, spectrum, training
 from experiments.look.images import QUERIES, Cloud, draw_map, hard_episodes, neighbours, overview
 from experiments.look.page import Picture, draw_image, short, write_page
-from experiments.look.view import Side, View, part_of, some_rows, view_run
+from experiments.look.view import Side, View, view_run
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.hyperspherical import (
     HypersphericalConfig,
@@ -42,7 +43,7 @@ from experiments.protocols.hyperspherical import (
 from experiments.protocols.integration import IntegratedLoss
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 from experiments.protocols.negative_margin import MarginEvaluation, NegativeMarginConfig
-from experiments.runs import RestoredRun, evaluation_of, restore_run, train_run
+from experiments.runs import RestoredRun, load_run, train_run
 from tests.experiments.tiny_runs import TINY
 from tests.tolerances import FLOAT32
 
@@ -84,10 +85,10 @@ class Looked(NamedTuple):
 
     @property
     def shown(self) -> tuple[Outputs, tuple[str, ...]]:
-        return self.view.shown.outputs, self.view.shown.images.class_names
+        return self.view.shown.outputs, self.view.shown.outputs.class_names
 
     def result(self) -> dict[str, Any]:
-        return evaluation_of(self.view.run, self.folders)(None, {})[1]["result"]
+        return experiments.evaluate(self.view.run, folders=self.folders)["result"]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def trained(tmp_path_factory, folders) -> Looked:
         patch.setattr("experiments.look.images.TILES", 12)
         assert main(given) == 0
     numbers = json.loads((directory / "look" / "look.json").read_text())
-    return Looked(view_run(restore_run(directory), directory, folders, "novel"), numbers, folders)
+    return Looked(view_run(load_run(directory), folders, "novel"), numbers, folders)
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +116,8 @@ def untrained(tmp_path_factory, folders, voc):
         counts = np.bincount(labels) if labels.ndim == 1 else (labels > 0).sum(0)
         learner = build_learner(plan, counts, steps_per_epoch=1)
         parts = learner.graphdef, learner.objective, learner.state
-        run = RestoredRun(plan, *parts, 0, counts, None, [])
-        seen = view_run(run, tmp_path_factory.mktemp(name), data, plan.protocol.splits[-1])
+        run = RestoredRun(tmp_path_factory.mktemp(name), plan, *parts, 0, counts, None, [])
+        seen = view_run(run, data, plan.protocol.splits[-1])
         # One protocol that holds classes out has all pictures: that of `trained`.
         drawn = [by_class, hard_episodes, spectrum] if seen.holds_classes_out else look._DRAWN
         with pytest.MonkeyPatch.context() as patch:
@@ -136,7 +137,7 @@ def test_every_protocol_has_its_pictures(untrained, name):
 @pytest.mark.long
 def test_a_page_has_all_pictures_and_needs_no_other_file(trained):
     expected = [*EVERYWHERE, "accuracy", "episodes", "spectrum", "training"]
-    folder = trained.view.folder / "look"
+    folder = trained.view.run.directory / "look"
     text = (folder / "index.html").read_text()
     page = ElementTree.fromstring(text)
     assert [section.get("id") for section in page.iter("section")] == expected
@@ -250,16 +251,16 @@ def test_another_split_and_checkpoint_have_a_folder_of_their_own(trained, capsys
     monkeypatch.setattr("experiments.look.view.MOST_IMAGES", 40)
     monkeypatch.setattr(look, "_DRAWN", [overview, neighbours, hard_episodes, impossible])
     monkeypatch.setitem(matplotlib.rcParams, "savefig.dpi", DPI)
-    given = ["look", str(trained.view.folder), "--data-dir", str(trained.folders.data_dir)]
+    given = ["look", str(trained.view.run.directory), "--data-dir", str(trained.folders.data_dir)]
     assert main([*given, "--split", "base", "--checkpoint", "2"]) == 0
     assert "look-base-step2/index.html" in capsys.readouterr().out
-    folder = trained.view.folder / "look-base-step2"
+    folder = trained.view.run.directory / "look-base-step2"
     text = (folder / "index.html").read_text()
     assert "The base split has 4,650 images; map and neighbours show a random part of 40." in text
     assert "A picture is missing: there is nothing to draw." in text
     assert {path.stem for path in folder.glob("*.png")} == {"map", "neighbours", "episodes"}
     numbers = json.loads((folder / "look.json").read_text())
-    found, part = numbers["neighbours"], set(some_rows(4650).tolist())
+    found, part = numbers["neighbours"], set(some_rows(4650, 40).tolist())
     assert part.issuperset(np.ravel(found["neighbours"]).tolist() + found["queries"])
     # Episodes are those of the evaluation, of all images.
     base = trained.view.sides[0].outputs
@@ -268,11 +269,10 @@ def test_another_split_and_checkpoint_have_a_folder_of_their_own(trained, capsys
     assert "no split 'test'; it has base, validation, novel" in capsys.readouterr().err
 
 
-def test_of_many_training_images_a_random_part_is_read(monkeypatch):
+def test_of_many_training_images_a_random_part_is_read():
     table = np.arange(50, dtype=np.uint8).reshape(50, 1, 1, 1)
     whole = ImageSet(table, np.arange(50), tuple(map(str, range(50))))
-    monkeypatch.setattr(view, "MOST_IMAGES", 8)
-    part = part_of(whole)
+    part = part_of(whole, 8)
     assert len(part.images) == len(np.unique(part.labels)) == 8
     assert (np.diff(part.labels) > 0).all()
     rows = np.array([5, 0])
@@ -286,8 +286,10 @@ def test_grey_images_are_ink_and_colours_stay():
         return np.asarray(axes.images[0].get_array())
 
     def read(image: np.ndarray) -> np.ndarray:
-        images, unused = ImageSet(image[None], np.zeros(1, int), ("a",)), cast(Any, None)
-        return Side("test", images, unused, unused, "red").read([0])[0]
+        nothing = np.zeros((1, 2), np.float32)
+        outputs = Outputs(nothing, np.zeros(1, int), lambda: nothing, np.ones(1, int))
+        outputs = outputs._replace(images=lambda rows: image[None][rows])
+        return Side("test", outputs, "red").read([0])[0]
 
     grey = np.zeros((4, 6, 1), np.uint8)
     grey[1, 2] = 255
@@ -331,7 +333,8 @@ def test_curves_of_one_kind_share_a_panel_and_validation_has_its_unit(untrained,
         {"step": 2, "validation": 0.25},
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    picture = training(untrained("hyperspherical").view._replace(folder=tmp_path))
+    seen = untrained("hyperspherical").view
+    picture = training(seen._replace(run=dataclasses.replace(seen.run, directory=tmp_path)))
     assert picture is not None
     panels = {axes.get_title(): axes for axes in picture.figure.axes}
     assert list(panels) == ["loss", "validation: accuracy (%)", "train accuracy"]

@@ -20,7 +20,7 @@ from experiments.evaluation.multilabel import evaluate_scores
 from experiments.protocols import multi_label
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData, MultiLabelLoss
 from experiments.reporting.run import report_text
-from experiments.runs import evaluate_run, restore_run, train_run
+from experiments.runs import evaluate, load_run, train_run
 from experiments.training.step import build_outputs
 from tests.jaxloss import references
 from tests.tolerances import FLOAT32
@@ -179,8 +179,8 @@ def test_validation_is_the_mean_of_the_two():
 @pytest.mark.long
 def test_a_report_has_the_precision_of_the_scores(tmp_path, voc):
     train_run(plan_run(TINY), tmp_path, voc)
-    protocol, report = evaluate_run(tmp_path, voc)
-    run = restore_run(tmp_path)
+    run = load_run(tmp_path)
+    report, protocol = evaluate(run, folders=voc), run.plan.protocol
     images = multi_label.load(TINY.data, voc, "test")
     outputs_of = build_outputs(run.graphdef, run.objective, TINY.data, run.class_counts)
     expected = evaluate_scores(outputs_of(run.state, images).logits(), images.labels)

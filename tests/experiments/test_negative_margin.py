@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import experiments
 import jaxloss
 from experiments.assembly import plan_run, prepare_and_count
 from experiments.cli.main import main
@@ -33,7 +34,7 @@ from experiments.protocols import margin_data, negative_margin
 from experiments.protocols.margin_data import MarginData
 from experiments.protocols.negative_margin import MarginEvaluation, MarginLoss, NegativeMarginConfig
 from experiments.reporting.run import read_episodes, report_text
-from experiments.runs import complete_run, evaluate_run, restore_run
+from experiments.runs import complete_run, load_run
 from experiments.training.step import build_outputs
 from tests.experiments import fake_archives
 from tests.jaxloss import references
@@ -137,7 +138,7 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     assert lower == [f"{split} D_intra" for split in splits]
     assert {m["name"] for m in first if m["higher_is_better"] is None} == {*names[12:18]}
 
-    run = restore_run(trained)
+    run = load_run(trained)
     outputs_of = build_outputs(run.graphdef, run.objective, TINY.data, run.class_counts)
     features, labels = outputs_of(run.state, margin_data.load(TINY.data, folders, "held-out"))[:2]
     ((expected, accuracies),) = evaluate_fine_tuning(
@@ -178,7 +179,7 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
 @pytest.mark.long
 def test_the_last_checkpoint_is_reported_too(trained, folders):
     report = json.loads((trained / "report.json").read_text())
-    _, expected = evaluate_run(trained, folders, which="latest")
+    expected = experiments.evaluate(load_run(trained, "latest"), folders=folders)
     last = [m["value"] for m in report["metrics"] if m["name"].endswith(" (last)")]
     assert last == [metric["value"] for metric in expected["metrics"]]
     assert report["last"]["step"] == expected["step"] == 4
@@ -320,7 +321,7 @@ def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     (root,) = (trained / "evaluations").iterdir()
     assert root.name.startswith("validation-step")
     assert {"table.md", "table.json", "figure.png"} <= {path.name for path in root.iterdir()}
-    (_, report) = evaluate_run(trained, folders, split="validation")
+    report = experiments.evaluate(load_run(trained), split="validation", folders=folders)
     cells = [root / f"fine_tuning.margin={margin}" / "seed-0" for margin in (-0.4, 0.0)]
     assert json.loads((cells[1] / "report.json").read_text())["results"] == report["results"]
     accuracy = f"{100 * report['results'][0]['accuracy']:.1f}"

@@ -31,7 +31,7 @@ from experiments.presets import PRESETS
 from experiments.protocols.few_shot import FewShotEvaluation
 from experiments.protocols.instance import InstanceConfig
 from experiments.protocols.linear_head import build_classifier_loss
-from experiments.runs import evaluate_run, train_run
+from experiments.runs import evaluate, load_run, train_run
 from experiments.topologies import tpu_devices
 from experiments.training.checkpoints import class_sharding
 from experiments.training.parallel import device_mesh
@@ -220,11 +220,11 @@ def test_a_mesh_trains_as_replicated_devices(whole, mesh):
 
 @pytest.mark.long
 def test_a_run_of_classes_that_are_images_is_evaluated_on_novel_classes(whole, folders):
-    _, report = evaluate_run(whole / "2x2", folders)
+    report = evaluate(load_run(whole / "2x2"), folders=folders)
     assert report["label"] == "Instances, cosine softmax"
     assert report["metrics"][0]["name"] == "1-shot accuracy"
     with pytest.raises(ConfigError, match="5 ways, 1 shots and 15 queries"):
-        evaluate_run(whole / "2x2", folders, split="base")
+        evaluate(load_run(whole / "2x2"), split="base", folders=folders)
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from experiments.protocols.few_shot import IntegrationEvaluation
 from experiments.protocols.few_shot_data import FewShotData
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting.run import read_episodes, report_text, write_report
-from experiments.runs import evaluate_run, restore_run, train_run
+from experiments.runs import evaluate, load_run, train_run
 from experiments.training.checkpoints import CheckpointError, DamagedCheckpointError
 from tests.experiments.tiny_runs import TINY, flip_bits, saved_steps
 from tests.tolerances import FLOAT32
@@ -65,12 +65,12 @@ def test_where_the_best_checkpoint_is_damaged_the_report_states_which_one_is_use
     few_shot_run, folders, tmp_path
 ):
     run = shutil.copytree(few_shot_run, tmp_path / "run")
-    best = restore_run(run)
+    best = load_run(run)
     assert best.notes == []
     flip_bits(run / "checkpoints" / str(best.step))
     with pytest.raises(DamagedCheckpointError, match=f"{best.step} is damaged"):
-        restore_run(run, str(best.step))
-    _, report = evaluate_run(run, folders)
+        load_run(run, str(best.step))
+    report = evaluate(load_run(run), folders=folders)
     assert report["step"] != best.step
     (note,) = report["notes"]
     assert f"{best.step} is damaged" in note
@@ -78,27 +78,28 @@ def test_where_the_best_checkpoint_is_damaged_the_report_states_which_one_is_use
     for step in set(saved_steps(run)) - {best.step}:
         flip_bits(run / "checkpoints" / str(step))
     with pytest.raises(CheckpointError, match="no intact checkpoint"):
-        restore_run(run)
+        load_run(run)
 
 
 def test_checkpoints_are_named_by_rank_or_step(few_shot_run):
-    assert restore_run(few_shot_run, "latest").step == 6
-    assert restore_run(few_shot_run / "checkpoints", "6").step == 6
+    assert load_run(few_shot_run, "latest").step == 6
+    assert load_run(few_shot_run / "checkpoints", "6").step == 6
     with pytest.raises(CheckpointError, match="no checkpoint of step 5"):
-        restore_run(few_shot_run, "5")
+        load_run(few_shot_run, "5")
     with pytest.raises(ConfigError, match="best, latest or the number of a step, got 'worst'"):
-        restore_run(few_shot_run, "worst")
+        load_run(few_shot_run, "worst")
 
 
 def test_other_evaluations_are_refused(few_shot_run, folders):
+    run = load_run(few_shot_run)
     for refused, message in (
         ({"loss.name": "nca"}, r"few-shot has no loss\.name; it has evaluation\.ways, e"),
         ({"evaluation.episodes": 1}, r"evaluation\.episodes must be at least 2, got 1"),
     ):
         with pytest.raises(ConfigError, match=message):
-            evaluate_run(few_shot_run, folders, overrides=refused)
+            evaluate(run, refused, folders=folders)
     with pytest.raises(ConfigError, match="no split 'test'; it has base, validation, novel"):
-        evaluate_run(few_shot_run, folders, split="test")
+        evaluate(run, split="test", folders=folders)
 
 
 REPORT = {

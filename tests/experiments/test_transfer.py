@@ -29,7 +29,7 @@ from experiments.protocols.classification import ClassificationData
 from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting.run import code_version
-from experiments.runs import restore_run
+from experiments.runs import load_run
 from experiments.training.step import build_embed
 from experiments.transfer import evaluate_run_linear, linear_report, seen_in_training
 from tests.experiments.test_grid_report import squeezed
@@ -82,7 +82,7 @@ def test_the_command_writes_what_classifiers_on_the_features_give(
     stem = "linear-drawings-holdout0.25"
     report = json.loads((directory / f"{stem}.json").read_text())
 
-    restored = restore_run(directory)
+    restored = load_run(directory)
     seen = dataclasses.replace(CONFIG.data, image_size=32)
     embed = build_embed(restored.graphdef, seen)
     own, test = (
@@ -125,11 +125,11 @@ def stub_evaluation(monkeypatch, config_of_run, evaluate, *, step) -> None:
         file.write_text(json.dumps(report | {"command": command}))
         return [file]
 
-    def restore_run(path, *_):
+    def load_run(path, *_):
         return SimpleNamespace(step=step, **vars(config_of_run(path)))
 
     monkeypatch.setattr(transfer, "config_of_run", config_of_run)
-    monkeypatch.setattr(transfer, "restore_run", restore_run)
+    monkeypatch.setattr(transfer, "load_run", load_run)
     monkeypatch.setattr(transfer, "evaluate_run_linear", evaluate)
     monkeypatch.setattr(transfer, "write_linear_report", write)
 
@@ -207,7 +207,7 @@ def test_the_sets_that_share_images_exist():
 def test_what_cannot_be_evaluated_is_refused(few_shot_run, folders, other, options, message):
     data = ClassificationData(**{"holdout": 0.2} | options)
     with pytest.raises(ConfigError, match=message):
-        evaluate_run_linear(restore_run(few_shot_run), folders, data)
+        evaluate_run_linear(load_run(few_shot_run), folders, data)
 
 
 ACCURACIES = {"sce": (0.5, 0.6), "bce": (0.7, 0.65)}

@@ -18,7 +18,7 @@ from experiments.config import ModelConfig, SamplingConfig
 from experiments.models.layers import Backbone
 from experiments.protocols import config_from_dict
 from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
-from experiments.runs import restore_run
+from experiments.runs import load_run
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.run_directory import read_config
 from experiments.training.step import TrainState
@@ -67,7 +67,7 @@ TINY_OPTIONS = [
 
 
 def final_state(directory: Path) -> TrainState:
-    return jax.device_get(restore_run(directory, "latest").state)
+    return jax.device_get(load_run(directory, "latest").state)
 
 
 def metrics(directory: Path) -> list[dict[str, Any]]:
