@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import math
 import operator
@@ -15,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import tyro
 from annotated_types import Ge, Gt, Le, Lt
 
-from experiments.errors import ConfigError, did_you_mean
+from experiments.errors import ConfigError, unknown
 from experiments.storage import check_local, storage_path
 
 Count = Annotated[int, Ge(1)]
@@ -333,8 +334,7 @@ def check_option(name: str, types: Mapping[str, Any]) -> str:
     """The option of `option_types` that a name means, which may have hyphens; else an error."""
     option = name.replace("-", "_")
     if option not in types:
-        hint = did_you_mean(option, types, "train PRESET --help lists them")
-        raise ConfigError(f"{option}: unknown option; {hint}")
+        raise unknown("option", option, types, "train PRESET --help lists them")
     return option
 
 
@@ -349,9 +349,11 @@ def parse_option(expected: Any, option: str, value: Any) -> Any:
     text, choices = str(value), {str(choice): choice for choice in typing.get_args(expected)}
     if expected is bool:
         text, choices = text.capitalize(), {"True": True, "False": False}
+    if choices and text not in choices:
+        near = difflib.get_close_matches(text, choices)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ConfigError(f"{option}: {text!r} must be one of {', '.join(choices)}{hint}")
     try:
         return choices[text] if choices else expected(text)
-    except (KeyError, ValueError):
-        kind = f"one of {', '.join(choices)}" if choices else f"of type {expected.__name__}"
-        hint = did_you_mean(text, choices, "")
-        raise ConfigError(f"{option}: {text!r} must be {kind}; {hint}".rstrip("; ")) from None
+    except ValueError:
+        raise ConfigError(f"{option}: {text!r} must be of type {expected.__name__}") from None

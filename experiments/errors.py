@@ -28,10 +28,15 @@ class DivergedError(ExperimentError):
         return f"diverged: {self.what} at step {self.step}"
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """A question with the known names that resemble one; else the words for when none does."""
-    near = ", ".join(difflib.get_close_matches(name, list(known)))
-    return f"did you mean {near}?" if near else otherwise
+def unknown(what: str, name: str, known: Iterable[str], others: str = "") -> ConfigError:
+    """The error for a name that does not exist, with the nearest ones that do.
+
+    Without a near one, it has `others`, how to list them; by default, it lists all `known`.
+    """
+    known = list(known)
+    if near := difflib.get_close_matches(name, known):
+        return ConfigError(f"no {what} {name!r}; did you mean {' or '.join(near)}?")
+    return ConfigError(f"no {what} {name!r}; {others or 'available: ' + ', '.join(known)}")
 
 
 def full_disk(error: BaseException | None) -> str:

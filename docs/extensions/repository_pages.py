@@ -16,8 +16,10 @@ REPOSITORY = "https://github.com/jaxloss/jaxloss/blob/main/"
 PAGES = {
     "CHANGELOG.md": "changelog",
     "CONTRIBUTING.md": "contributing",
+    "docs/api.md": "api",
     "docs/coming_from.md": "coming_from",
     "docs/devices.md": "devices",
+    "docs/notebooks/index.md": "notebooks/index",
     "experiments/BENCHMARKS.md": "experiments/benchmarks",
     "experiments/EARLIER_RESULTS.md": "papers/earlier_results",
     "experiments/PODS.md": "experiments/pods",

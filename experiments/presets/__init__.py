@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from experiments.errors import ConfigError, did_you_mean
+from experiments.errors import unknown
 from experiments.presets import (
     few_shot,
     group_softmax,
@@ -41,8 +41,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of a name; a `ConfigError` with the nearest names if there is none."""
+    """The preset of a name; a `ConfigError` if there is none."""
     if name not in PRESETS:
-        hint = did_you_mean(name, PRESETS, f"available: {', '.join(PRESETS)}")
-        raise ConfigError(f"no preset {name!r}; {hint}")
+        raise unknown("preset", name, PRESETS)
     return PRESETS[name]

@@ -241,7 +241,7 @@ def test_settings_lists_values_and_sources_and_epochs_of_prepared_data(
     assert f"| steps | 800 ({800 / steps_per_epoch:.4g} epochs) | – |" in text
     assert "| model.drop_block_steps | 290 (8.056 epochs) | – |" in text
     assert main(["settings", "food10-groups"]) == 2
-    assert "no preset 'food10-groups'; available: icons, fashion" in capsys.readouterr().err
+    assert "no preset 'food10-groups'; did you mean food101-groups or " in capsys.readouterr().err
 
 
 def test_help_does_not_import_what_only_runs_need():

@@ -126,7 +126,7 @@ def stub_evaluation(monkeypatch, config_of_run, evaluate, *, step) -> None:
         return [file]
 
     def load_run(path, *_):
-        return SimpleNamespace(step=step, **vars(config_of_run(path)))
+        return SimpleNamespace(directory=path, step=step, **vars(config_of_run(path)))
 
     monkeypatch.setattr(transfer, "config_of_run", config_of_run)
     monkeypatch.setattr(transfer, "load_run", load_run)
