@@ -147,15 +147,17 @@ def test_a_notebook_opens_in_colab(path):
     first, *others = (text for _, text in code)
     assert first.startswith('import sys\n\nif "google.colab" in sys.modules:\n')
     assert "%pip install -q" in first
-    # Neither an extra nor an upgrade: pip keeps the JAX of Colab.
-    assert not re.search(r"\[|-U|upgrade|==", first)
+    # No upgrade, and no extra but that of the experiments: pip keeps a JAX that is new enough.
+    assert not re.search(r"-U|upgrade|==", first)
+    extras = ["experiments"] if any("import experiments" in text for text in others) else []
+    assert re.findall(r"\[(\w+)\]", first) == extras
     assert not any(re.search(r"^ *[%!]", text, flags=re.MULTILINE) for text in others)
     site = "https://jaxloss.github.io/jaxloss/"
     pages = re.findall(rf"\({site}(.*?)\)", "".join(text for _, text in cells))
     assert pages
     for page in pages:
-        document = ROOT / "docs" / page.replace(".html", ".md")
-        assert document.is_file() or page == "auto_gallery/index.html"
+        documents = [ROOT / "docs" / page.replace(".html", end) for end in (".md", ".ipynb")]
+        assert any(map(Path.is_file, documents)) or page == "auto_gallery/index.html"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -225,6 +226,23 @@ def test_an_unfinished_run_is_loaded_and_goes_on(trained, folders, tmp_path, kil
     moved = directory.rename(tmp_path / "moved")
     again = experiments.evaluate(experiments.load_run(moved / "checkpoints"), folders=folders)
     assert again["metrics"] == report["metrics"]
+
+
+def test_the_example_of_the_documents_runs(folders, tmp_path, monkeypatch, capsys):
+    """On a smaller preset, and with the data of these tests."""
+    text = (ROOT / "experiments/README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    small = set_options(PRESETS["icons"].config, OPTIONS)
+    monkeypatch.setitem(PRESETS, "icons", PRESETS["icons"]._replace(config=small))
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(folders.data_dir))
+    monkeypatch.chdir(tmp_path)
+    block = block.replace('"steps": 400', '"steps": 2')
+    block = block.replace("direct:sce+nca", "sce+nca")  # It needs more features than classes.
+    exec(block, {})
+    printed = capsys.readouterr().out
+    assert "(2499, 128) (2499,) ('airplane', " in printed
+    assert "5-shot accuracy (cosine) 0." in printed
+    assert (tmp_path / "runs/icons/report.md").exists()
 
 
 def test_folders_may_be_text():
