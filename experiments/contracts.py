@@ -162,8 +162,7 @@ class Outputs(NamedTuple):
     class_names: tuple[str, ...] = ()
     """The name of every label."""
     images: Any = None
-    """A function of rows [k]: their images, uint8 [k, h, w, c], photographs as evaluation crops
-    them."""
+    """Reads the images of rows [k], uint8 [k, h, w, c]; photographs as evaluation crops them."""
 
 
 class PairMetrics(NamedTuple):

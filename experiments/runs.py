@@ -87,7 +87,9 @@ def train(
     """Trains a preset, evaluates it and writes its report, as the command `train` does.
 
     Called again with the same arguments, it continues a run that was stopped, and returns the
-    report of a finished one.
+    report of a finished one. Raises a `ConfigError` for an unknown or impossible option, a
+    `ConfigMismatchError` where the directory belongs to another run, and `Interrupted` at Ctrl-C,
+    when the state is saved.
 
     Args:
       preset: The name of a preset, or a configuration.
@@ -101,10 +103,6 @@ def train(
     Returns:
       The report, as `evaluate` gives it. If the run diverged, it has no metrics, and states under
       `diverged` what happened.
-
-    Raises:
-      ConfigError: An option is unknown or impossible, or the directory belongs to another run.
-      Interrupted: The run was stopped; its state is saved.
     """
     start = find_preset(preset).config if isinstance(preset, str) else preset
     path = storage_path(str(directory), "directory")
@@ -202,8 +200,8 @@ class RestoredRun:
     validation: float | None
     """What the best checkpoint is chosen by."""
     notes: list[str]
-    """Sentences for the report: the checkpoints that `load_run` found damaged, and another version
-    that trained the run."""
+    """Sentences for the report, on checkpoints that `load_run` found damaged, and on another
+    version that trained the run."""
 
     @cached_property
     def outputs(self) -> Callable[..., Outputs]:
