@@ -49,9 +49,11 @@ def power_lines(deviation: float, effect: float | None, pairs: Sequence[int]) ->
     """
     lines = []
     if effect is not None:
-        needed = [f"{pairs_needed(effect, deviation, p)} for {100 * p:.0f} %" for p in POWERS]
-        test = "two-sided paired t-test at 5 %"
-        lines = [f"Pairs needed by power, {test}: {', '.join(needed)}.", ""]
+        needed = (
+            f"{pairs_needed(effect, deviation, p)} pairs for a power of {100 * p:.0f} %"
+            for p in POWERS
+        )
+        lines = [f"A two-sided paired t-test at 5 % needs {', and '.join(needed)}.", ""]
     rows = [[n, *(f"{smallest_effect(n, deviation, p):.3g}" for p in POWERS)] for n in pairs]
     headings = [f"smallest difference at {100 * p:.0f} % power" for p in POWERS]
     return [*lines, *table(["pairs", *headings], rows)]

@@ -134,7 +134,7 @@ def episodes_table(results: Sequence[dict[str, Any]]) -> list[str]:
     if len(set(columns["classifier"])) < 2:
         del columns["classifier"]
     note = "95 % interval: over the episodes of this run; it does not cover other seeds."
-    note += " Episode list: equal hashes mean equal episodes."
+    note += " Runs with the same episode list have the same episodes."
     return [*table(list(columns), zip(*columns.values(), strict=True)), "", note]
 
 

@@ -2,7 +2,7 @@
 
 Of each row three numbers are kept: the log-sum-exp over the other classes, the target's logit, and
 the sum of the logits. The gradient visits the blocks again. It computes their logits anew, unless
-the array of the weights' gradient, `[d, C]`, has the room to keep them until then.
+they fit in the array of the weights' gradient, `[d, C]`, which keeps them until then.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def classifier_loss(
         backend, with a single block where n·C is small or C ≤ 4d. A single block keeps its logits
         for the gradient. So do several if n ≤ d, in the memory of the weights' gradient; otherwise
         they are computed again, as always for bfloat16 and float16 on an accelerator. These and
-        several blocks have a custom gradient, without forward mode: `jax.jvp` of the loss raises
-        a `TypeError`. `jax.grad` and `jax.jvp` of its gradient work.
+        several blocks have a custom gradient: take it with `jax.grad`, because `jax.jvp` of the
+        loss raises a `TypeError`. The gradient itself has both modes.
       class_axis_name: A mapped axis, or a tuple of them, over which the classes are split. Each
         device passes its columns of `weights` and `bias`, and its margins `[C]`, in the order of
         the axis, and the same features and labels. Labels stay indices among all classes. Devices

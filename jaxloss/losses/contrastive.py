@@ -52,8 +52,8 @@ def supervised_contrastive_loss(
     With multi-hot targets, each positive has a weight, the Jaccard overlap of the two sets of
     classes. The mean over positives becomes a weighted mean. Pairs without overlap are negatives.
 
-    The memory of the value and its gradient does not grow with n². There is no forward mode:
-    `jax.jvp` of the loss raises a `TypeError`. `jax.jvp` and `jax.grad` of its gradient work.
+    The memory of the value and its gradient does not grow with n². Take its derivative
+    with `jax.grad`: `jax.jvp` of the loss raises a `TypeError`. Its gradient has both modes.
 
     Args:
       features: `[n, d]`.

@@ -54,8 +54,8 @@ def sum_loss(
         `classifier_loss` or `group_softmax_loss`. Set its options with `functools.partial`, as in
         `partial(classifier_loss, similarity="cosine", scale=10.0)`.
       metric_loss: A loss of features and labels, with its options set by `functools.partial`, such
-        as `partial(nca_loss, temperature=d / 8)`: for most d, the default T = 1 is too small.
-        Both losses must accept the common keywords of `jaxloss`.
+        as `partial(nca_loss, temperature=d / 8)`. The default of `nca_loss`, T = 1, fits features
+        of length 1. Both losses must accept the common keywords of `jaxloss`.
       metric_weight: w.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. Each of the two
         losses is reduced on its own, over the samples that count for it.

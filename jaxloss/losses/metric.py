@@ -42,14 +42,14 @@ def nca_loss(
     .. math:: \ell_i = -\log \sum_{j≠i,\, y_j = y_i} e^{-\|x_i - x_j\|^2 / T}
        + \log \sum_{j≠i} e^{-\|x_i - x_j\|^2 / T}
 
-    The memory of the value and its gradient does not grow with n². There is no forward mode:
-    `jax.jvp` of the loss raises a `TypeError`. `jax.jvp` and `jax.grad` of its gradient work.
+    The memory of the value and its gradient does not grow with n². Take its derivative
+    with `jax.grad`: `jax.jvp` of the loss raises a `TypeError`. Its gradient has both modes.
 
     Args:
       features: `[n, d]`. Squared distances grow with d. A temperature of d / 8 to d, or features
         divided by √d, keeps the exponentials in a useful range.
       labels: `[n]`, class indices without an upper limit.
-      temperature: T > 0.
+      temperature: T > 0. The default is the formula of the papers, and fits features of length 1.
       metrics: As in `supervised_contrastive_loss`; similarities are the negative squared distances.
       references, reference_labels, reference_where, block_size: The keywords of pairwise losses in
         `jaxloss`.

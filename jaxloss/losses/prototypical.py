@@ -66,9 +66,9 @@ def prototypical_loss(
        \quad μ_{c∖i} = \underset{j≠i,\, y_j = c}{\mathrm{mean}} x_j
 
     With `references` (a support set), the means are those of the references, and no sample is left
-    out. The loss visits the classes tile by tile, as many tiles as the batch needs. There is no
-    forward mode: `jax.jvp` of the loss raises a `TypeError`. `jax.jvp` and `jax.grad` of its
-    gradient work.
+    out. The loss visits the classes tile by tile, as many tiles as the batch needs. Take its
+    derivative with `jax.grad`: `jax.jvp` of the loss raises a `TypeError`. Its gradient has both
+    modes.
 
     Args:
       features: `[n, d]`. As for `nca_loss`, a temperature of d / 8 to d keeps the exponentials in a

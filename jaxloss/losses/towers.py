@@ -54,8 +54,8 @@ def info_nce_loss(
     loss is twice the first term. Options change the logits s_ij / T, which pairs are negatives, and
     which are positives; all off, they cost nothing.
 
-    The memory of the value and its gradient does not grow with n·m. There is no forward mode:
-    `jax.jvp` of the loss raises a `TypeError`. `jax.jvp` and `jax.grad` of its gradient work.
+    The memory of the value and its gradient does not grow with n·m. Take its derivative
+    with `jax.grad`: `jax.jvp` of the loss raises a `TypeError`. Its gradient has both modes.
 
     Args:
       queries: `[n, d]`, such as image features.

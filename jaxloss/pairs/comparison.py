@@ -108,8 +108,8 @@ def compare(
 ) -> Comparison:
     """Compares each sample with the others of the global batch, or with references.
 
-    Nothing is computed before `Comparison.statistics`. Its memory does not grow with n·m. There is
-    no forward mode: `jax.jvp` raises a `TypeError`. `jax.jvp` and `jax.grad` of a gradient work.
+    Nothing is computed before `Comparison.statistics`. Its memory does not grow with n·m. Take
+    derivatives with `jax.grad`: `jax.jvp` raises a `TypeError`. A gradient has both modes.
 
     Args:
       features: `[n, d]`.

@@ -1,9 +1,16 @@
-"""Every loss of others in `peers` equals ours, and the site lists how far they are apart."""
+"""Every loss of others in `peers` equals ours, and the site lists how far they are apart.
+
+Where they differ, in odd batches, docs/coming_from.md says it, and the end of this file shows it.
+"""
+
+from functools import partial
 
 import chex
+import jax
 import numpy as np
 import pytest
 
+import jaxloss
 from tests.jaxloss import accuracy
 from tests.jaxloss.harness import assert_close
 from tests.tolerances import FLOAT32, FLOAT64
@@ -11,9 +18,14 @@ from tests.tolerances import FLOAT32, FLOAT64
 pytest.importorskip("torch")
 pytest.importorskip("pytorch_metric_learning")
 
+import torch
+import torch.nn.functional as F
+from pytorch_metric_learning import distances, losses
+
 from tests.jaxloss.peers import PEERS
 
 FIRST = {peer.loss: peer for peer in reversed(PEERS)}
+FIRST_OF_THEIRS = {peer.theirs.strip("`"): peer for peer in reversed(PEERS)}
 
 
 @pytest.mark.slow
@@ -43,3 +55,157 @@ def test_the_site_lists_every_difference():
     own = [(row.function.__name__, "", "") for row in accuracy.ROWS]
     assert [d.key for d in listed] == own + [(p.loss, p.options, p.theirs) for p in PEERS]
     assert max(max(d.value, d.gradient) for d in listed) < 1e-9
+
+
+# What docs/coming_from.md says of odd batches, which no row of `PEERS` shows ----
+
+THREE, TRIPLE = np.float32([[1, 0, 0], [0.6, 0.8, 0], [0, 0.6, 0.8]]), np.array([0, 0, 1])
+COPIES, IN_PAIRS = np.repeat(np.eye(3, dtype=np.float32)[[0, 1, 1]], 2, axis=0), np.arange(6) // 2
+
+
+def of_tensors(theirs, *arrays, **named):
+    named = {key: torch.tensor(array) for key, array in named.items()}
+    return float(theirs(*map(torch.tensor, arrays), **named))
+
+
+def plain_distance(power):
+    return distances.LpDistance(normalize_embeddings=False, power=power)
+
+
+def test_sup_con_loss_drops_easy_anchors():
+    ours = jaxloss.supervised_contrastive_loss(COPIES, IN_PAIRS, temperature=0.01, reduction="none")
+    np.testing.assert_allclose(ours, np.log(3) * np.array([0, 0, 1, 1, 1, 1]), atol=1e-6)
+    theirs = of_tensors(losses.SupConLoss(temperature=0.01), COPIES, IN_PAIRS)
+    assert theirs == pytest.approx(np.log(3), rel=1e-6)
+
+
+def test_nca_loss_of_theirs_drops_the_hardest_anchors():
+    x = np.float32([[0, 0], [30, 0], [0, 0.1], [30, 0.1], [1, 1], [1, 2]])
+    ours = np.asarray(jaxloss.nca_loss(x, IN_PAIRS, reduction="none"))
+    assert (ours[:4] > 800).all()
+    theirs = of_tensors(losses.NCALoss(distance=plain_distance(2)), x, IN_PAIRS)
+    assert theirs == pytest.approx(ours[4:].mean(), rel=1e-5)
+
+
+def test_smooth_triplets_of_theirs_that_underflow():
+    """Two of eight do."""
+    x, labels = np.float32([[0, 0], [0.1, 0], [1, 0], [201, 0]]), np.arange(4) // 2
+    ours = jaxloss.triplet_loss(x, labels, mining="all", soft=True, normalize=False)
+    theirs = losses.TripletMarginLoss(0.2, smooth_loss=True, distance=plain_distance(1))
+    assert of_tensors(theirs, x, labels) == pytest.approx(float(ours) * 8 / 6, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["SupConLoss", "MultiSimilarityLoss", "CircleLoss", "NTXentLoss"])
+def test_losses_of_theirs_are_0_for_one_pair_of_each_kind(name):
+    options = {"denominator": "negatives"} if name == "NTXentLoss" else {}
+    loss = getattr(jaxloss, FIRST_OF_THEIRS[name].loss)
+    anchor, labels = THREE[:1], TRIPLE[:1]
+    theirs = getattr(losses, name)()
+    assert of_tensors(theirs, anchor, labels, ref_emb=THREE[1:], ref_labels=TRIPLE[1:]) == 0
+    assert loss(anchor, labels, references=THREE[1:], reference_labels=TRIPLE[1:], **options) > 0
+
+
+@pytest.mark.parametrize("name", ["SupConLoss", "MultiSimilarityLoss", "CircleLoss"])
+def test_a_memory_is_rows_without_weight(name):
+    loss, rng = getattr(jaxloss, FIRST_OF_THEIRS[name].loss), np.random.default_rng(4)
+    old, new = rng.normal(size=(2, 6, 3)).astype(np.float32)
+    memory = losses.CrossBatchMemory(getattr(losses, name)(), embedding_size=3, memory_size=24)
+    of_tensors(memory, old, IN_PAIRS)
+    is_new = np.float32(np.arange(12) < 6)
+    ours = loss(np.concatenate([new, old]), np.tile(IN_PAIRS, 2), sample_weights=is_new)
+    assert of_tensors(memory, new, IN_PAIRS) == pytest.approx(float(ours), rel=1e-5)
+
+
+def test_a_memory_of_their_nca_loss_has_the_sample_itself():
+    memory = losses.CrossBatchMemory(losses.NCALoss(), embedding_size=3, memory_size=6)
+    ours = jaxloss.nca_loss(COPIES, IN_PAIRS, references=COPIES, reference_labels=IN_PAIRS)
+    assert of_tensors(memory, COPIES, IN_PAIRS) == pytest.approx(float(ours), rel=1e-6)
+    assert ours < 0.9 * jaxloss.nca_loss(COPIES, IN_PAIRS)
+
+
+@pytest.mark.parametrize("name", ["nca", "softmax"])
+def test_a_batch_with_nothing_to_count(name):
+    """Ours is 0 with a gradient of 0; theirs is NaN."""
+    labels, theirs, loss = {
+        "nca": (np.arange(3), losses.NCALoss(), jaxloss.nca_loss),
+        "softmax": (
+            np.full(3, -1),
+            partial(F.cross_entropy, ignore_index=-1),
+            jaxloss.softmax_loss,
+        ),
+    }[name]
+    value, gradient = jax.value_and_grad(loss)(THREE, labels)
+    assert value == 0
+    assert not np.asarray(gradient).any()
+    assert np.isnan(of_tensors(theirs, THREE, labels))
+
+
+def test_the_gradient_of_arc_face_without_that_of_the_angle():
+    """Of insightface: the cosines get the gradient of the logits."""
+    weights = np.float32([[1, 0, 0.6], [0, 1, 0.8], [0.5, 0.5, 0]])
+    x = torch.tensor(THREE + 0.5, requires_grad=True)
+    cosines = F.normalize(x) @ F.normalize(torch.tensor(weights), dim=0)
+    shifted = torch.cos(torch.arccos(cosines) + 0.5 * F.one_hot(torch.tensor(TRIPLE), 3))
+    loss = partial(jaxloss.classifier_loss, similarity="cosine", scale=8.0, angular_margin=0.5)
+    value, gradient = jax.value_and_grad(loss)(np.float32(THREE + 0.5), TRIPLE, weights)
+    for logits, is_ours in ((shifted, True), (cosines + (shifted - cosines).detach(), False)):
+        theirs = F.cross_entropy(8 * logits, torch.tensor(TRIPLE))
+        assert theirs.item() == pytest.approx(float(value), rel=1e-5)
+        (found,) = torch.autograd.grad(theirs, x, retain_graph=True)
+        assert np.allclose(found.numpy(), gradient, atol=1e-5) == is_ours
+
+
+def asymmetric(logits, targets):
+    """ASL of its authors, without focus on the positives."""
+    p, q = logits.sigmoid(), (1 - logits.sigmoid() + 0.05).clamp(max=1)
+    entropies = targets * p.clamp(min=1e-8).log() + (1 - targets) * q.clamp(min=1e-8).log()
+    return -((1 - p * targets - q * (1 - targets)) ** (4 * (1 - targets)) * entropies).sum()
+
+
+def test_soft_targets_and_very_wrong_logits_of_asl():
+    logits, targets = np.float32([[1, -2, 0.5], [0, 3, -1]]), np.float32([[1, 0, 0], [0, 0, 1]])
+    loss = partial(jaxloss.asymmetric_loss, reduction="sum")
+    ours = float(loss(logits, targets))
+    assert of_tensors(asymmetric, logits, targets) == pytest.approx(ours, rel=1e-5)
+    assert loss(logits, targets * 0.7) == ours
+    assert of_tensors(asymmetric, logits, targets * 0.7) < 0.9 * ours
+    wrong = torch.tensor([[-50.0]], requires_grad=True)
+    asymmetric(wrong, torch.ones(1, 1)).backward()
+    assert wrong.grad == 0
+    assert jax.grad(loss)(np.float32([[-50]]), np.float32([[1]])) == -1
+
+
+def test_the_mask_of_the_two_way_loss():
+    """That of its author is -100: what is masked comes back where logits differ as much."""
+
+    def two_way(logits, targets):
+        positives = -logits / 4 + torch.where(targets > 0, 0.0, -100.0)
+        negatives = logits + torch.where(targets > 0, -100.0, 0.0)
+        gaps = (4 * positives.logsumexp(d) + negatives.logsumexp(d) for d in (0, 1))
+        return sum(F.softplus(gap).mean() for gap in gaps)
+
+    logits, targets = np.float32([[1, -2, 0.5], [0, 3, -1], [1, 2, 2]]), np.eye(3, dtype=np.float32)
+    ours = float(jaxloss.two_way_loss(logits, targets))
+    assert of_tensors(two_way, logits, targets) == pytest.approx(ours, rel=1e-5)
+    ours = float(jaxloss.two_way_loss(200 * logits, targets))
+    assert of_tensors(two_way, 200 * logits, targets) > 1.1 * ours
+
+
+def test_the_separation_of_prototypes_below_0():
+    """The authors' code starts the largest cosine at 0, that of a prototype with itself."""
+    found = jaxloss.prototype_separation(jaxloss.simplex_prototypes(4, 3))
+    np.testing.assert_allclose(found, [-1 / 3, -1 / 3], rtol=1e-5)
+
+
+def test_metrics_of_hits_among_the_k_nearest():
+    """Of torchmetrics, whose mean average precision divides by the hits that it finds."""
+    x = np.float32([[np.cos(a), np.sin(a)] for a in (0, 0.3, 0.5, 0.6, 1.1)])
+    y = np.array([0, 1, 0, 0, 2])
+    hits = (y[None] == y[:, None])[np.arange(5)[:, None], np.argsort(-x @ x.T, axis=1)[:, 1:]][:4]
+    counted = hits[[0, 2, 3]]  # Of each sample, the others by distance. R = 2.
+    found = jaxloss.retrieval_metrics(x, y, ks=(1, 2))
+    np.testing.assert_allclose(found.recall, [counted[:, :k].any(1).mean() for k in (1, 2)])
+    assert found.recall[1] > counted[:, :2].sum(1).mean() / 2
+    precision = counted[:, :2] * counted[:, :2].cumsum(1) / [1, 2]
+    assert found.map_at_r == pytest.approx(precision.sum(1).mean() / 2)
+    assert found.map_at_r < (precision.sum(1) / counted[:, :2].sum(1).clip(1)).mean()
