@@ -4,11 +4,13 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
+import yaml
 
 import jaxloss
 
@@ -61,6 +63,22 @@ def test_the_wheel_needs_little(wheel):
     needed = [item for item in metadata.get_all("Requires-Dist", []) if "extra ==" not in item]
     assert {item.split(">=")[0] for item in needed} == {"jax", "optax", "jaxtyping"}
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
+
+
+def test_the_recipe_for_conda_has_the_requirements_of_the_project():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    recipe = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    about, needed = project["project"], recipe["requirements"]
+    python = "python >=${{ python_min }}"
+    assert f">={recipe['context']['python_min']}" == about["requires-python"]
+    assert sorted(needed["run"]) == sorted(
+        [python, *(item.replace(">=", " >=") for item in about["dependencies"])]
+    )
+    (backend,) = project["build-system"]["requires"]
+    assert backend.replace(">=", " >=") in needed["host"]
+    assert recipe["context"]["version"] == jaxloss.__version__
+    assert recipe["about"]["license"] == about["license"]
 
 
 def test_the_library_imports_no_more_than_it_needs():

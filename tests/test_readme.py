@@ -186,7 +186,6 @@ def test_the_readme_names_every_loss():
         "experiments/README.md",
         pytest.param("experiments/RESULTS.md", marks=pytest.mark.long),
         pytest.param("experiments/RESULTS_APPENDIX.md", marks=pytest.mark.long),
-        pytest.param("experiments/EARLIER_RESULTS.md", marks=pytest.mark.long),
     ],
 )
 def test_every_command_parses(document):
