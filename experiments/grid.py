@@ -50,7 +50,7 @@ def parse_axis(text: str, config: TrainConfig) -> Axis:
         raise ConfigError(f"{text!r} must be OPTION=VALUE,VALUE,..., as loss.name=softmax,loose")
     options = [check_option(name, types) for name in names.split("/")]
     if "seed" in options:
-        raise ConfigError("seed is no axis: use --seeds")
+        raise ConfigError("seed is not an axis: use --seeds")
     settings = []
     for position in values.split(","):
         parts = position.split("/", len(options) - 1)

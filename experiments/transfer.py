@@ -135,7 +135,7 @@ def evaluate_runs_linear(
         runs,
         title=f"Linear evaluation on {classes_of(data.name, data.class_split)}",
         command=command,
-        notes=[f"Backbones were trained on {seen}: this is no transfer." for seen in trained_on],
+        notes=[f"Backbones were trained on {seen}: this is not a transfer." for seen in trained_on],
         comparison=Comparison(("loss", baseline) if baseline else None),
     )
 
@@ -208,7 +208,7 @@ def linear_report(report: dict[str, Any]) -> str:
             stored = f"a shorter side of {stored}"
         lines.append(f"Images were resized from {stored} to {seen} pixels.")
     if data := report["seen_in_training"]:
-        lines.append(f"The backbone was trained on {data}: this is no transfer.")
+        lines.append(f"The backbone was trained on {data}: this is not a transfer.")
     if missed := result["unconverged"] + (not result["converged"]):
         lines.append(f"{missed} solves ended before they met the tolerance.")
     return "\n".join([*lines, "", *origin_lines(report)])

@@ -37,7 +37,7 @@ def tile_sizes(
 def _even_size(num_rows: int, largest: int) -> int:
     """Returns a block size of at most `largest` that leaves the fewest rows of padding.
 
-    Of several, on a CPU the largest that is no multiple of 512, and elsewhere the largest.
+    Of several, on a CPU the largest that is not a multiple of 512, and elsewhere the largest.
     """
     fewest = -(-num_rows // largest)
     sizes = [-(-num_rows // blocks) for blocks in range(fewest, 2 * fewest + 1)]

@@ -290,7 +290,7 @@ def no_terms(loss: str, value: Any) -> None:
     reduction(value)
     if value == "none":
         raise ValueError(
-            f"`reduction` must be mean or sum for {loss}, got 'none': it is no sum over samples"
+            f"`reduction` must be mean or sum for {loss}, got 'none': it is not a sum over samples"
         )
 
 
@@ -430,7 +430,7 @@ def _hint_of_masked(name: str, value: np.ma.MaskedArray) -> str:
 
 
 def _hint_of_other(name: str, value: Any) -> str:
-    """What to do about a value that is no array."""
+    """What to do about a value that is not an array."""
     if isinstance(value, tuple) and hasattr(value, "features"):
         if name == "keys":
             return (

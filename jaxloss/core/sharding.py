@@ -156,8 +156,8 @@ def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -
       arrays: the value is that of the whole batch, and so are its gradients. Call it in `jax.jit`.
 
     Raises:
-      ValueError: When called: the number of rows is no multiple of the number of devices. Fill the
-        batch up with rows of `where=False`.
+      ValueError: When called: the number of rows is not a multiple of the number of devices. Add
+        rows with `where=False`.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxloss

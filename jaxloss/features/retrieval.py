@@ -58,10 +58,10 @@ def retrieval_metrics(
        \mathrm{MAP@R} = \mathrm{mean}_i\, \tfrac{1}{R_i} \sum_{j ≤ R_i} P_{ij} h_{ij}
 
     h_ij is 1 if the j-th nearest reference of sample i is of its class, and 0 otherwise. R_i is the
-    number of references of its class. Of references whose computed distances are equal, such as copies,
-    the first in the array is the nearest; rounding orders cosines that are equal in exact
-    arithmetic only, such as those of r and 3·r. Samples are compared in blocks, so that the memory
-    does not grow with n·m.
+    number of references of its class. Of references whose computed distances are equal, such as
+    copies, the first in the array is the nearest. Cosines that are equal in exact arithmetic only,
+    such as those of r and 3·r, are ordered by their rounding errors. Samples are compared in
+    blocks, so that the memory does not grow with n·m.
 
     Args:
       features: `[n, d]`.

@@ -15,9 +15,9 @@ from jaxloss.pairs.visits import Sides
 
 
 class ContrastiveMetrics(NamedTuple):
-    """What a contrastive loss of `metrics=True` tells of the global batch, without a gradient.
+    """What a contrastive loss of `metrics=True` reports of the global batch, without a gradient.
 
-    Rows that count weigh alike, whatever their `sample_weights`. Pairs that are left out are no
+    Rows that count weigh alike, whatever their `sample_weights`. Pairs that are left out are not
     candidates: with a `margin_of_false_negatives` of at most 0, the accuracy is 1.
     """
 

@@ -76,7 +76,7 @@ def check_loss(
 
     Args:
       loss: The function. Arguments with a default may be set by `functools.partial`. Keyword-only
-        ones whose default is a float are its hyperparameters, but for those that cannot be traced.
+        ones whose default is a float, and which can be traced, are its hyperparameters.
       make_inputs: `make_inputs(rng, n)` returns the positional arguments of the loss for n ≥ 1 rows
         as NumPy arrays, drawn from the `numpy.random.Generator`: the scored rows `[n, ...]`; labels
         `[n]` or targets `[n, C]`, integers or bool; further arrays such as class weights. Floats

@@ -125,7 +125,7 @@ def _under_jit(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> 
                 raise Broken(found, batch) from error
     for reduction, got in shapes.items():
         if not hasattr(got, "dtype") or not jnp.issubdtype(got.dtype, jnp.floating):
-            raise Broken(f'the "{reduction}" is no array of floats, but {got}', batch)
+            raise Broken(f'the "{reduction}" is not an array of floats, but {got}', batch)
         if reduction != "none" and got.shape != ():
             raise Broken(f'the "{reduction}" has the shape {got.shape}, and must have ()', batch)
     checked.reductions = tuple(shapes)

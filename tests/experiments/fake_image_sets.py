@@ -221,7 +221,7 @@ def caltech101_folder(manual_dir: Path) -> Expected:
 
 
 def caltech256(manual_dir: Path) -> Expected:
-    """`256_ObjectCategories.tar`, which has a class of clutter and files that are no images."""
+    """`256_ObjectCategories.tar`, which has a class of clutter and files that are not images."""
     with packed(manual_dir / "256_ObjectCategories.tar") as top:
         folder = top / "256_ObjectCategories"
         write_image(folder / "257.clutter/257_0001.jpg", "clutter", 0)

@@ -244,7 +244,7 @@ def test_several_runs_are_compared_pair_by_pair(tmp_path, monkeypatch, capsys):
     assert (table / "differences.png").exists()
     printed = squeezed(capsys.readouterr().out)
     assert "### Linear evaluation on the novel classes of icons" in printed
-    assert "Backbones were trained on icons: this is no transfer." in printed
+    assert "Backbones were trained on icons: this is not a transfer." in printed
     assert "| SCE | 55.0 ± 7.1 |" in printed
 
     # A report of the same checkpoint is read; one of another checkpoint or version is replaced.
@@ -304,7 +304,10 @@ def test_numbers_have_two_digits():
     ("changed", "sentence"),
     [
         ({"stored_size": [40, 44]}, "Images were resized from 40×44 to 32×32 pixels."),
-        ({"seen_in_training": "icons"}, "The backbone was trained on icons: this is no transfer."),
+        (
+            {"seen_in_training": "icons"},
+            "The backbone was trained on icons: this is not a transfer.",
+        ),
         (
             {"result": REPORT["result"] | {"unconverged": 2, "converged": False}},
             "3 solves ended before they met the tolerance.",

@@ -240,12 +240,12 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def report_left_out(files: Iterable[Path], folder: Path) -> None:
-    """Logs in one line how many files of a folder are no images, and the first names."""
+    """Logs in one line how many files of a folder are not images, and the first names."""
     names = sorted(readable(path.relative_to(folder)) for path in files)
     if names:
         count = f"{len(names)} file" + "s" * (len(names) > 1)
         shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-        _log.warning("%s: left out %s that are no images: %s", readable(folder), count, shown)
+        _log.warning("%s: left out %s that are not images: %s", readable(folder), count, shown)
 
 
 def readable(path: Path) -> str:

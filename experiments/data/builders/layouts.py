@@ -264,7 +264,7 @@ def has_class_folders(folder: Path) -> bool:
 def read_folders(folder: Path) -> ClassSplit:
     """Lists the images of a folder that contains one folder per class.
 
-    Images in the subfolders of a class belong to it. Files that are no images are left out, and a
+    Images in the subfolders of a class belong to it. Files that are not images are left out, and a
     line of the log counts and names them.
 
     Args:
