@@ -4,6 +4,7 @@ Where they differ, in odd batches, docs/coming_from.md says it, and the end of t
 """
 
 from functools import partial
+from typing import Any
 
 import chex
 import jax
@@ -59,8 +60,15 @@ def test_the_site_lists_every_difference():
 
 # What docs/coming_from.md says of odd batches, which no row of `PEERS` shows ----
 
-THREE, TRIPLE = np.float32([[1, 0, 0], [0.6, 0.8, 0], [0, 0.6, 0.8]]), np.array([0, 0, 1])
-COPIES, IN_PAIRS = np.repeat(np.eye(3, dtype=np.float32)[[0, 1, 1]], 2, axis=0), np.arange(6) // 2
+
+def floats(numbers) -> Any:
+    return np.array(numbers, np.float32)
+
+
+THREE = floats([[1, 0, 0], [0.6, 0.8, 0], [0, 0.6, 0.8]])
+TRIPLE: Any = np.array([0, 0, 1])
+COPIES = floats(np.eye(3)[[0, 0, 1, 1, 1, 1]])
+IN_PAIRS: Any = np.arange(6) // 2
 
 
 def of_tensors(theirs, *arrays, **named):
@@ -80,7 +88,7 @@ def test_sup_con_loss_drops_easy_anchors():
 
 
 def test_nca_loss_of_theirs_drops_the_hardest_anchors():
-    x = np.float32([[0, 0], [30, 0], [0, 0.1], [30, 0.1], [1, 1], [1, 2]])
+    x = floats([[0, 0], [30, 0], [0, 0.1], [30, 0.1], [1, 1], [1, 2]])
     ours = np.asarray(jaxloss.nca_loss(x, IN_PAIRS, reduction="none"))
     assert (ours[:4] > 800).all()
     theirs = of_tensors(losses.NCALoss(distance=plain_distance(2)), x, IN_PAIRS)
@@ -89,7 +97,7 @@ def test_nca_loss_of_theirs_drops_the_hardest_anchors():
 
 def test_smooth_triplets_of_theirs_that_underflow():
     """Two of eight do."""
-    x, labels = np.float32([[0, 0], [0.1, 0], [1, 0], [201, 0]]), np.arange(4) // 2
+    x, labels = floats([[0, 0], [0.1, 0], [1, 0], [201, 0]]), IN_PAIRS[:4]
     ours = jaxloss.triplet_loss(x, labels, mining="all", soft=True, normalize=False)
     theirs = losses.TripletMarginLoss(0.2, smooth_loss=True, distance=plain_distance(1))
     assert of_tensors(theirs, x, labels) == pytest.approx(float(ours) * 8 / 6, rel=1e-5)
@@ -111,7 +119,7 @@ def test_a_memory_is_rows_without_weight(name):
     old, new = rng.normal(size=(2, 6, 3)).astype(np.float32)
     memory = losses.CrossBatchMemory(getattr(losses, name)(), embedding_size=3, memory_size=24)
     of_tensors(memory, old, IN_PAIRS)
-    is_new = np.float32(np.arange(12) < 6)
+    is_new = floats(np.arange(12) < 6)
     ours = loss(np.concatenate([new, old]), np.tile(IN_PAIRS, 2), sample_weights=is_new)
     assert of_tensors(memory, new, IN_PAIRS) == pytest.approx(float(ours), rel=1e-5)
 
@@ -142,12 +150,12 @@ def test_a_batch_with_nothing_to_count(name):
 
 def test_the_gradient_of_arc_face_without_that_of_the_angle():
     """Of insightface: the cosines get the gradient of the logits."""
-    weights = np.float32([[1, 0, 0.6], [0, 1, 0.8], [0.5, 0.5, 0]])
+    weights = floats([[1, 0, 0.6], [0, 1, 0.8], [0.5, 0.5, 0]])
     x = torch.tensor(THREE + 0.5, requires_grad=True)
     cosines = F.normalize(x) @ F.normalize(torch.tensor(weights), dim=0)
     shifted = torch.cos(torch.arccos(cosines) + 0.5 * F.one_hot(torch.tensor(TRIPLE), 3))
     loss = partial(jaxloss.classifier_loss, similarity="cosine", scale=8.0, angular_margin=0.5)
-    value, gradient = jax.value_and_grad(loss)(np.float32(THREE + 0.5), TRIPLE, weights)
+    value, gradient = jax.value_and_grad(loss)(floats(THREE + 0.5), TRIPLE, weights)
     for logits, is_ours in ((shifted, True), (cosines + (shifted - cosines).detach(), False)):
         theirs = F.cross_entropy(8 * logits, torch.tensor(TRIPLE))
         assert theirs.item() == pytest.approx(float(value), rel=1e-5)
@@ -163,7 +171,7 @@ def asymmetric(logits, targets):
 
 
 def test_soft_targets_and_very_wrong_logits_of_asl():
-    logits, targets = np.float32([[1, -2, 0.5], [0, 3, -1]]), np.float32([[1, 0, 0], [0, 0, 1]])
+    logits, targets = floats([[1, -2, 0.5], [0, 3, -1]]), floats([[1, 0, 0], [0, 0, 1]])
     loss = partial(jaxloss.asymmetric_loss, reduction="sum")
     ours = float(loss(logits, targets))
     assert of_tensors(asymmetric, logits, targets) == pytest.approx(ours, rel=1e-5)
@@ -172,7 +180,7 @@ def test_soft_targets_and_very_wrong_logits_of_asl():
     wrong = torch.tensor([[-50.0]], requires_grad=True)
     asymmetric(wrong, torch.ones(1, 1)).backward()
     assert wrong.grad == 0
-    assert jax.grad(loss)(np.float32([[-50]]), np.float32([[1]])) == -1
+    assert jax.grad(loss)(floats([[-50]]), floats([[1]])) == -1
 
 
 def test_the_mask_of_the_two_way_loss():
@@ -184,7 +192,7 @@ def test_the_mask_of_the_two_way_loss():
         gaps = (4 * positives.logsumexp(d) + negatives.logsumexp(d) for d in (0, 1))
         return sum(F.softplus(gap).mean() for gap in gaps)
 
-    logits, targets = np.float32([[1, -2, 0.5], [0, 3, -1], [1, 2, 2]]), np.eye(3, dtype=np.float32)
+    logits, targets = floats([[1, -2, 0.5], [0, 3, -1], [1, 2, 2]]), floats(np.eye(3))
     ours = float(jaxloss.two_way_loss(logits, targets))
     assert of_tensors(two_way, logits, targets) == pytest.approx(ours, rel=1e-5)
     ours = float(jaxloss.two_way_loss(200 * logits, targets))
@@ -199,8 +207,8 @@ def test_the_separation_of_prototypes_below_0():
 
 def test_metrics_of_hits_among_the_k_nearest():
     """Of torchmetrics, whose mean average precision divides by the hits that it finds."""
-    x = np.float32([[np.cos(a), np.sin(a)] for a in (0, 0.3, 0.5, 0.6, 1.1)])
-    y = np.array([0, 1, 0, 0, 2])
+    x = floats([[np.cos(a), np.sin(a)] for a in (0, 0.3, 0.5, 0.6, 1.1)])
+    y: Any = np.array([0, 1, 0, 0, 2])
     hits = (y[None] == y[:, None])[np.arange(5)[:, None], np.argsort(-x @ x.T, axis=1)[:, 1:]][:4]
     counted = hits[[0, 2, 3]]  # Of each sample, the others by distance. R = 2.
     found = jaxloss.retrieval_metrics(x, y, ks=(1, 2))
