@@ -63,7 +63,7 @@ def prototype_predictions(
 ) -> np.ndarray:
     """The class of the nearest prototype for every query: int32 [E, N, Q].
 
-    A prototype is the mean of a class's support features; of equal distances, as computed, the first is taken.
+    A prototype is the mean of a class's support features; of equal distances the first is taken.
     With the cosine distance, features are divided by their length before the mean is taken.
 
     Features are floats [n, d], finite.
