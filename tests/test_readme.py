@@ -27,6 +27,14 @@ ROOT = Path(__file__).parents[1]
 MANUAL = (ROOT / "experiments/README.md").read_text(encoding="utf-8")
 
 
+COMPARISONS = (
+    "docs/coming_from.md",
+    "docs/coming_from_others.md",
+    "docs/recipes/pytorch.md",
+)
+IN_OTHER_TESTS = ("docs/devices.md", "docs/recipes/batches.md")
+
+
 def run_blocks(page: str, without: str | None = None) -> dict[str, Any]:
     """Runs the Python and the cells of a page, but for blocks with a word, and returns its names.
 
@@ -60,7 +68,7 @@ def test_the_training_steps_on_several_devices_run(capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", ["docs/coming_from.md", "docs/recipes/pytorch.md"])
+@pytest.mark.parametrize("page", COMPARISONS)
 def test_the_comparisons_with_other_packages_run(page):
     package = "pytorch_metric_learning"
     without = None if importlib.util.find_spec(package) else package
@@ -119,7 +127,7 @@ def test_every_code_block_of_the_site_runs():
     assert len(pages) > 20
     for path in pages:
         text = path.read_text(encoding="utf-8")
-        if path.name not in ("devices.md", "coming_from.md", "pytorch.md", "batches.md"):
+        if path.relative_to(ROOT).as_posix() not in (*COMPARISONS, *IN_OTHER_TESTS):
             assert "```python" not in text, path
         if "```{code-cell}" in text:
             assert text.startswith("---\nfile_format: mystnb\n"), path

@@ -18,6 +18,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing",
     "docs/api.md": "api",
     "docs/coming_from.md": "coming_from",
+    "docs/coming_from_others.md": "coming_from_others",
     "docs/devices.md": "devices",
     "docs/notebooks/index.md": "notebooks/index",
     "experiments/BENCHMARKS.md": "experiments/benchmarks",
