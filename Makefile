@@ -73,14 +73,16 @@ clean:
 	rm -rf docs/_build docs/auto_gallery
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "creating the environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
 
 # Installs an extra in an environment. `compileall` uses all cores, and pip one; some packages hold
 # files that are no Python 3.
 define install
-	$(1)/bin/python -m pip install --quiet --no-compile --editable ".[$(2)]" $(3)
-	$(1)/bin/python -m compileall -qq -j 0 $(1)/lib || true
+	@echo "installing .[$(2)] in $(1): a minute or more, with downloads of some hundred MB"
+	@$(1)/bin/python -m pip install --quiet --no-compile --editable ".[$(2)]" $(3)
+	@$(1)/bin/python -m compileall -qq -j 0 $(1)/lib || true
 endef
 
 # A stamp for each extra: installed again when pyproject.toml changes.

@@ -113,7 +113,8 @@ class ModelConfig:
     shortcut: Literal["pad", "conv3x3"] = "pad"
     """Shortcuts of resnet32 that change the shape: zero channels, or 3×3 convolutions."""
     weights: str = ""
-    """Initial weights of the backbone: a file *.safetensors, or a run directory; empty: random."""
+    """Initial weights of the backbone: a file *.safetensors, or the directory of a run, to go on
+    with another loss, data set or number of steps in a new directory; empty: random."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,9 @@ class OptimizerConfig:
     """L2 decay, added to the gradient; of adamw, times the learning rate, to the update."""
     decay_all: bool = False
     """Decay all parameters; else biases and the parameters of normalisation are exempt."""
-    schedule: Literal["cosine", "step"] = "cosine"
-    """Cosine decay to zero, or division by ten at --optimizer.decay-steps."""
+    schedule: Literal["cosine", "step", "constant"] = "cosine"
+    """Cosine decay to zero, division by ten at --optimizer.decay-steps, or none. A run can go on
+    with more --steps in its directory, except with cosine, which depends on their number."""
     warmup_steps: Steps = 0
     """Steps of linear warm-up."""
     warmup_from: Share = 0.0
@@ -176,6 +178,11 @@ class TrainConfig:
     """Write metrics every this many steps."""
     report_last: bool = False
     """Evaluate the last checkpoint too, not only the best by validation."""
+
+    def fixed_steps(self) -> str:
+        """Why a run cannot go on with more steps than before; empty if it can."""
+        cosine = self.optimizer.schedule == "cosine"
+        return "the cosine schedule depends on their number" if cosine else ""
 
 
 ParallelMode = Literal["pmap", "jit"]

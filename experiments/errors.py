@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from errno import EDQUOT, EFBIG, ENOSPC
+
+STANDARD_OUTPUT = "standard output"
 
 
 class ExperimentError(Exception):
@@ -28,15 +31,26 @@ class DivergedError(ExperimentError):
         return f"diverged: {self.what} at step {self.step}"
 
 
-def unknown(what: str, name: str, known: Iterable[str], others: str = "") -> ConfigError:
+def unknown(
+    what: str, name: str, known: Iterable[str], others: str = "", prefix: str = ""
+) -> ConfigError:
     """The error for a name that does not exist, with the nearest ones that do.
 
-    Without a near one, it has `others`, how to list them; by default, it lists all `known`.
+    Without a near one, it has `others`, how to list them; by default, it lists all `known`. The
+    message has `prefix` before every name.
     """
     known = list(known)
-    if near := difflib.get_close_matches(name, known):
-        return ConfigError(f"no {what} {name!r}; did you mean {' or '.join(near)}?")
-    return ConfigError(f"no {what} {name!r}; {others or 'available: ' + ', '.join(known)}")
+    near = [prefix + other for other in difflib.get_close_matches(name, known)]
+    hint = f"did you mean {' or '.join(near)}?" if near else others
+    all_known = ", ".join(prefix + other for other in known)
+    return ConfigError(f"no {what} {prefix}{name}; {hint or f'available: {all_known}'}")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that caused it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def full_disk(error: BaseException | None) -> str:
@@ -45,11 +59,21 @@ def full_disk(error: BaseException | None) -> str:
     TensorStore and array_record raise a ValueError and a RuntimeError with these words. TFDS, which
     looks before it writes, has its own.
     """
-    while error is not None:
+    for cause in _chain(error):
         for code in (ENOSPC, EDQUOT, EFBIG):
-            if os.strerror(code) in str(error):
+            if os.strerror(code) in str(cause):
                 return os.strerror(code)
-        if "Not enough disk space" in str(error):
+        if "Not enough disk space" in str(cause):
             return os.strerror(ENOSPC)
-        error = error.__cause__ or error.__context__
     return ""
+
+
+def unwritten(error: BaseException) -> str:
+    """What could not be written, by an error of `full_disk`: the path that it names, if any."""
+    for cause in _chain(error):
+        named = getattr(cause, "filename", None) or re.search(
+            r"(?<![\w.])/[^\s\"':;,]+", str(cause)
+        )
+        if named:
+            return named if isinstance(named, str) else named[0]
+    return STANDARD_OUTPUT  # All files have a name, in their errors or by `storage.writing`.

@@ -183,7 +183,8 @@ def run_grid(
     _check_metrics(metrics, [*(metric.name for metric in available), VALIDATION])
     agree("runs", {str(number): str(cell.settings) for number, cell in enumerate(cells, start=1)})
     for cell in cells:
-        check_run_directory(cell.directory, config_to_dict(cell.config))
+        fixed = cell.config.fixed_steps()
+        check_run_directory(cell.directory, config_to_dict(cell.config), fixed_steps=fixed)
     for plan in plans:
         held_out = plan.protocol.splits[1]
         if held_out not in prepare_and_count(plan, folders) and comparison.choose:
@@ -284,6 +285,7 @@ def check_not_set(config: TrainConfig, preset: TrainConfig, options: Mapping[str
 
 
 def _check_metrics(names: Sequence[str], available: Iterable[str]) -> None:
-    if unknown := set(names) - {*available}:
-        known = ", ".join(dict.fromkeys(available))
-        raise ConfigError(f"--metrics: no metric {', '.join(unknown)!r}; available: {known}")
+    known = dict.fromkeys(available)
+    for name in names:
+        if name not in known:
+            raise unknown("metric", name, known)

@@ -57,7 +57,8 @@ def train_run(
     config = plan.config
     parts = assemble(plan, folders, mode=mode, mesh_shape=mesh_shape)
     values = config_to_dict(config)
-    on_first(lambda: claim_run_directory(directory, values))
+    fixed = config.fixed_steps()
+    on_first(lambda: claim_run_directory(directory, values, fixed_steps=fixed))
     return loop.train(
         parts,
         directory,
@@ -142,7 +143,8 @@ def complete_run(
     agree("options or versions", common)
     check_shared(directory)
     # Before any data is loaded; `train_run` checks again, and claims the directory.
-    if check_run_directory(directory, values):
+    there = check_run_directory(directory, values, fixed_steps=config.fixed_steps())
+    if there == values:  # Not one of fewer steps.
         path = directory / "report.json"
         if path.exists() and (report := read_report(path)) is not None:
             return report

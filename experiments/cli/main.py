@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import shutil
 import signal
 import sys
-from errno import EDQUOT, EIO, ENOSPC
+import warnings
+from errno import EIO
+from importlib import metadata
 from typing import Annotated, Any
 
 import jax
@@ -16,15 +20,21 @@ from experiments.cli.benchmark import Benchmark
 from experiments.cli.compile import Compile
 from experiments.cli.datasets import Datasets, Prepare
 from experiments.cli.evaluate import Linear, Look, config_of_arguments, evaluate_command
-from experiments.cli.options import storage_paths
+from experiments.cli.parsing import parse
 from experiments.cli.power import Power
 from experiments.cli.settings import Settings
 from experiments.cli.sweep import Compare, Sweep
 from experiments.cli.train import Train
 from experiments.config import TrainConfig
-from experiments.errors import ExperimentError
+from experiments.errors import STANDARD_OUTPUT, ExperimentError, full_disk, unwritten
+from experiments.presets import PRESETS, few_shot
 from experiments.processes import Interrupted, is_first, run_together
 from experiments.storage import cache_folder
+
+_PRESETS: dict[str, Any] = dict.fromkeys(
+    ("evaluate", "linear", "look", "power", "settings", "datasets", "prepare", "benchmark"), ()
+) | {"train": PRESETS, "compare": few_shot.PRESETS, "sweep": PRESETS, "compile": PRESETS}
+"""The presets that every command takes as its first word."""
 
 
 def command_type(evaluated: TrainConfig | None = None) -> Any:
@@ -55,47 +65,75 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder("programs")))
-        # With a limit, JAX locks the folder: no command reads what another one is writing.
-        jax.config.update("jax_compilation_cache_max_size", 2**32)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     try:
+        _configure_jax()
         evaluated = config_of_arguments(arguments[1:]) if arguments[:1] == ["evaluate"] else None
-        with storage_paths():
-            command: Any = tyro.cli(
-                command_type(evaluated),
-                prog="python -m experiments",
-                description="The papers' experiments on losses that shape a feature space.",
-                args=arguments,
-            )
+        command = parse(command_type(evaluated), arguments, _PRESETS)
         typed = ["python", "-m", "experiments", *arguments]
         execution = vars(command).get("execution")  # Of the commands that train.
         if execution is not None and execution.distributed:
             return run_together(lambda: _status(command, typed, distributed=True))
         return _status(command, typed)
     except KeyboardInterrupt:
-        message = "stopped; run the same command to continue from the last checkpoint"
-        print(message, file=sys.stderr)
+        again = "continue from the last checkpoint, if there is one"
+        trains = arguments[:1] in (["train"], ["compare"], ["sweep"])
+        print(
+            f"\nstopped; run the same command to {again if trains else 'start it again'}",
+            file=sys.stderr,
+        )
         return 128 + signal.SIGINT
     except ExperimentError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # The reader of a pipe, such as `head`, has ended.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 128 + signal.SIGPIPE
+
+
+def _drop_output() -> None:
+    """Keeps Python from writing at its end what standard output has not taken."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _configure_jax() -> None:
+    """Where JAX keeps compiled programs, and which devices it looks for."""
+    options: Any = jax.config
+    if options.jax_compilation_cache_dir is None:
+        folder = cache_folder("programs")
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        # With a limit, JAX locks the folder: no command reads what another one is writing.
+        jax.config.update("jax_compilation_cache_max_size", 2**32)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+        # JAX has a warning of two lines for each program that does not fit on a full disk.
+        warnings.filterwarnings("ignore", message="Error writing persistent compilation cache")
+        if folder.exists() and shutil.disk_usage(folder).free < 2**22:
+            print(f"{folder}: no space left; programs are compiled again", file=sys.stderr)
+    # JAX has set this where it finds a TPU. Elsewhere, libtpu prints errors while it looks for one.
+    no_tpu = not (
+        options.jax_platforms or glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")
+    )
+    if no_tpu and not metadata.entry_points(group="jax_plugins"):  # Those of GPUs.
+        jax.config.update("jax_platforms", "cpu")
 
 
 def _status(command: Any, typed: list[str], *, distributed: bool = False) -> int:
     """The exit status of a command; of several processes, the first one alone prints to stdout."""
     try:
         with contextlib.redirect_stdout(sys.stdout if not distributed or is_first() else None):
-            return command.run(typed)
+            status = command.run(typed)
+            sys.stdout.flush()
+            return status
     except Interrupted as stop:
         print(stop, file=sys.stderr)
         return 128 + stop.signal_number
-    except OSError as error:  # Such as a full disk, or a folder that is a file.
-        if error.filename is None and error.errno not in (ENOSPC, EDQUOT, EIO):
-            raise
-        place = "" if error.filename is None else f"{error.filename}: "
-        raise ExperimentError(f"{place}{error.strerror}") from error
+    except (ExperimentError, BrokenPipeError):
+        raise
+    except Exception as error:
+        if reason := full_disk(error):
+            if (place := unwritten(error)) == STANDARD_OUTPUT:
+                _drop_output()
+            raise ExperimentError(f"cannot write {place}: {reason}") from error
+        if isinstance(error, OSError) and (error.filename or error.errno == EIO):
+            place = f"{error.filename}: " if error.filename else ""  # Such as one that is a file.
+            raise ExperimentError(f"{place}{error.strerror}") from error
+        raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +21,7 @@ from experiments.protocols.hyperspherical import HypersphericalConfig, calibrate
 from experiments.protocols.integration import terms
 from experiments.reporting.markdown import scaled, with_unit
 from experiments.reporting.style import BLUE, GREEN, GREY, INK, VERMILLION, series_mark, style_axes
-from experiments.training.run_directory import METRICS_FILE
+from experiments.training.run_directory import METRICS_FILE, read_metrics
 
 _STRIP = 1.61  # Inches of the height of a row of images below a chart.
 _PAIRS = 5
@@ -288,28 +287,27 @@ def training(view: View) -> Picture | None:
     Numbers whose names end with the same word share a panel: so do several losses.
     """
     path, metric = view.run.directory / METRICS_FILE, view.run.plan.protocol.validation_metric
-    if not path.exists():
+    if not (path.exists() and (rows := read_metrics(path))):
         return None
-    lines = path.read_text(encoding="utf-8").splitlines()
-    log: Any = pd.DataFrame(map(json.loads, lines)).set_index("step")
+    log: Any = pd.DataFrame(rows).set_index("step")
     log = log.drop(columns="images_per_second", errors="ignore")
     labels = {name: name.replace("_", " ") for name in log}
     labels["validation"] = with_unit(f"validation: {metric.name}", metric.unit)
     panels: dict[str, list[str]] = {}
     for name in sorted(log, key=lambda name: (name != "loss", name != "validation", name)):
         panels.setdefault(name.rpartition("_")[2], []).append(name)
-    rows, columns = -(-len(panels) // 3), min(3, len(panels))
+    lines, columns = -(-len(panels) // 3), min(3, len(panels))
     last: dict[str, float | None] = {}
     picture = Picture(
         "training",
         "Training",
         "The metrics log; losses are of single batches, with augmentation. Dotted: the checkpoint "
         f"of step {view.run.step}.",
-        (3.4 * columns, 2.7 * rows),
+        (3.4 * columns, 2.7 * lines),
         {"last": last},
     )
     for number, (word, names) in enumerate(panels.items()):
-        axes = picture.figure.add_subplot(rows, columns, number + 1)
+        axes = picture.figure.add_subplot(lines, columns, number + 1)
         for place, name in enumerate(names):
             # A number that is not finite is text in the log.
             values = log[name].dropna().astype(float).replace([np.inf, -np.inf], np.nan)

@@ -116,8 +116,6 @@ def write_page(
     an earlier call are deleted.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    for stale in directory.glob("*.png"):
-        stale.unlink()
     files, sections = [], []
     for picture in pictures:
         files.append(write_picture(directory / f"{picture.name}.png", picture.figure))
@@ -132,4 +130,6 @@ def write_page(
     )
     numbers = {picture.name: picture.numbers for picture in pictures}
     written = write_atomically(directory / "index.html", page)
+    for stale in {*directory.glob("*.png")} - {*files}:
+        stale.unlink()
     return [written, write_json(directory / "look.json", numbers), *files]

@@ -82,6 +82,15 @@ class HypersphericalConfig(TrainConfig):
     loss: HypersphericalLoss = field(default_factory=HypersphericalLoss)
     evaluation: HypersphericalEvaluation = field(default_factory=HypersphericalEvaluation)
 
+    def fixed_steps(self) -> str:
+        """As in `TrainConfig`; the dynamic assignment logs a number for every epoch."""
+        dynamic = self.loss.name == "dynamic"
+        return (
+            "the state of loss.name = dynamic has their number"
+            if dynamic
+            else super().fixed_steps()
+        )
+
 
 def build(config: HypersphericalConfig) -> Protocol:
     """The protocol of a run."""

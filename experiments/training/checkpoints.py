@@ -147,7 +147,8 @@ class Checkpoints:
         # Orbax raises again what `wait` has reported.
         with contextlib.nullcontext() if failure is None else contextlib.suppress(Exception):
             self._manager.close()
-        _ORBAX_LOG.removeFilter(self._keep_failure)
+        if not self._failures:
+            self._while_saving.close()
         self._empty_trash()
 
     def steps(self) -> list[int]:
@@ -192,7 +193,8 @@ class Checkpoints:
             raise CheckpointError(f"cannot save step {step}: {self._directory} holds step {newest}")
         self._headers[step], self._saving = header, self._path(step)
         self._while_saving.enter_context(_late_work_is_silent())
-        _ORBAX_LOG.addFilter(self._keep_failure)
+        _ORBAX_LOG.addFilter(self._keep_failure)  # Not removed after a failure, either.
+        self._while_saving.callback(_ORBAX_LOG.removeFilter, self._keep_failure)
         with writing(self._saving):
             self._manager.save(step, args=args)
 
@@ -215,7 +217,6 @@ class Checkpoints:
             reason = reason or textwrap.shorten(text, 300, placeholder=" …") or "unknown reason"
             raise (CheckpointError if own else RuntimeError)(f"cannot write {saved}: {reason}")
         self._while_saving.close()
-        _ORBAX_LOG.removeFilter(self._keep_failure)
 
     def _keep_failure(self, record: logging.LogRecord) -> bool:
         """Keeps what Orbax logs of a failure in the background for `wait`, in place of printing."""

@@ -89,6 +89,10 @@ def train(
         ):
             replicated, metrics = parallel.step(replicated, parallel.split(batch))
             in_flight.append(metrics)
+            if step == first + 1:  # Rates and the time left are those without compilation.
+                jax.block_until_ready(metrics)
+                since, counted = time.monotonic(), step
+                recorder.compiled(step)
             if len(in_flight) > _MAX_IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
             step_done()  # Dispatched: a step that hangs is noticed when none can follow it.
@@ -105,7 +109,8 @@ def train(
                 scalars = {key: float(value) for key, value in parallel.single(metrics).items()}
                 if logs:
                     now = time.monotonic()
-                    rate = parts.images_per_step * (step - counted) / (now - since)
+                    images = parts.images_per_step * (step - counted)
+                    rate = images / (now - since) if images else None
                     since, counted = now, step
                     recorder.log(step, **scalars, images_per_second=rate)
                     recorder.show_progress(step, scalars["loss"], rate)

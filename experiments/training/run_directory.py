@@ -6,6 +6,7 @@ One configuration owns it, and one command at a time trains in it.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
 import tempfile
@@ -30,6 +31,8 @@ from experiments.storage import exclusive, is_remote, write_atomically, write_js
 from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError, Checkpoints
 from experiments.training.step import TrainState
 
+logger = logging.getLogger(__name__)
+
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
 
@@ -45,31 +48,49 @@ class ConfigMismatchError(ExperimentError):
     """A directory of another run, or one whose configuration cannot be read."""
 
 
-def claim_run_directory(directory: Path, config: Mapping[str, Any]) -> None:
-    """Makes a directory the home of a run; errors as in `check_run_directory`.
+def claim_run_directory(
+    directory: Path, config: Mapping[str, Any], *, fixed_steps: str = ""
+) -> None:
+    """Makes a directory the home of a run; arguments and errors as in `check_run_directory`.
 
-    It takes no lock: `Recorder.resume` does, when data and network are ready.
+    Where the run had fewer steps, the report of those is renamed. A new directory gets no lock:
+    `Recorder.resume` takes it, when data and network are ready.
     """
-    if not check_run_directory(directory, config):
+    there = check_run_directory(directory, config, fixed_steps=fixed_steps)
+    if there is None:
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / CONFIG_FILE, config)
+    elif there["steps"] != config["steps"]:
+        with exclusive_run(directory):
+            # The JSON first: it marks a run as finished.
+            for name in ("report.json", "report.md", "episodes.npz"):
+                if (path := directory / name).exists():
+                    path.rename(directory / f"{path.stem}-{there['steps']}-steps{path.suffix}")
+            write_json(directory / CONFIG_FILE, config)
 
 
-def check_run_directory(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Whether a directory belongs to a configuration, so that the run resumes; False if it is new.
+def check_run_directory(
+    directory: Path, config: Mapping[str, Any], *, fixed_steps: str = ""
+) -> dict[str, Any] | None:
+    """The configuration of the run in a directory, which goes on; None if the directory is new.
 
-    Raises a `ConfigMismatchError` if it belongs to another configuration (the message lists all
-    differences), its configuration is damaged, or it holds other files.
+    It may differ in one thing: the run there may have fewer steps, unless `fixed_steps` says why it
+    cannot go on with more. Raises a `ConfigMismatchError` if the directory belongs to another
+    configuration (the message lists all differences), its configuration is damaged, or it holds
+    other files.
     """
     if (directory / CONFIG_FILE).exists():
         there, here = read_config(directory), json.loads(json.dumps(config))
-        if lines := differences(by_name(there), by_name(here)):
+        lines = differences(by_name(there), by_name(here))
+        more = len(lines) == 1 and there.get("steps", math.inf) < here.get("steps", 0)
+        if lines and not (more and not fixed_steps):
+            why = f" It cannot go on with more steps: {fixed_steps}." if more else ""
             raise ConfigMismatchError(
                 "\n".join([f"{directory} holds a run of another configuration:", *lines])
-                + "\n(left: the run there, right: this one). "
-                "Choose another directory, or remove this one."
+                + f"\n(left: the run there, right: this one).{why} Choose another directory, there "
+                f"with --model.weights {directory} to start from its backbone; or remove this one."
             )
-        return True
+        return there
     if directory.exists() and not directory.is_dir():
         raise ConfigMismatchError(f"{directory} is a file; choose another directory")
     files = sorted(directory.iterdir()) if directory.exists() else []
@@ -80,7 +101,7 @@ def check_run_directory(directory: Path, config: Mapping[str, Any]) -> bool:
             f"{directory} is not a run directory: it holds {shown} but no {CONFIG_FILE}. "
             "Choose another directory."
         )
-    return False
+    return None
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -190,7 +211,12 @@ class Recorder:
         if self._log is not None:
             self._log.log(step, **scalars)
 
-    def show_progress(self, step: int, loss: float, images_per_second: float) -> None:
+    def compiled(self, step: int) -> None:
+        """Starts the clock of the progress display, after the first step of this call."""
+        if self._progress is not None:
+            self._progress.begin(step)
+
+    def show_progress(self, step: int, loss: float, images_per_second: float | None) -> None:
         """Updates the progress display."""
         if self._progress is not None:
             self._progress.update(step, loss, images_per_second)
@@ -236,9 +262,9 @@ class MetricsLog:
             temporary = tempfile.TemporaryDirectory(prefix="jaxloss-")
             self._folder = Path(self._stack.enter_context(temporary))
         if (directory / METRICS_FILE).exists():
-            lines = (directory / METRICS_FILE).read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if _is_at_most(line, resume_step)]
-            write_atomically(self._folder / METRICS_FILE, b"".join(kept))
+            rows = read_metrics(directory / METRICS_FILE)
+            kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= resume_step]
+            write_atomically(self._folder / METRICS_FILE, "".join(kept))
         self._file = (self._folder / METRICS_FILE).open("a", encoding="utf-8")
         # Not a `SummaryWriter`: its thread would die of a full disk, and its queue fill up.
         self._events = EventsWriter(str(self._folder / "events"))
@@ -286,22 +312,31 @@ class MetricsLog:
         self._flushed = time.monotonic()
 
 
-def _is_at_most(line: bytes, step: int) -> bool:
-    """Whether a line is whole and of no later step."""
-    try:
-        return line.endswith(b"\n") and json.loads(line)["step"] <= step
-    except (ValueError, TypeError, KeyError):
-        return False
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file; a cut one, as by a kill, is left out with a warning."""
+    rows = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            rows.append({**row, "step": int(row["step"])})
+        except (ValueError, TypeError, KeyError):
+            logger.warning("%s: line %d is cut and left out", path, number)
+    return rows
 
 
 class Progress:
     """Shows the steps done of `total`; a resumed run has done `initial` of them before.
 
-    On a terminal this is a bar with loss, images per second and time left. Otherwise it is a line
-    for every tenth of the run, or every 30 seconds, without control characters.
+    First, a line says that the step compiles; `begin`, after it, starts the clock. On a terminal,
+    this is a bar with loss, images per second and time left. Otherwise it is a line for every tenth
+    of the run, or every 30 seconds, without control characters.
     """
 
     def __init__(self, total: int, initial: int, description: str):
+        self._description = description
+        self._tenth = 10 * initial // total
+        if initial < total:
+            print(f"{description}: compiling …", flush=True)
         self._bar = tqdm(
             total=total,
             initial=initial,
@@ -309,11 +344,15 @@ class Progress:
             unit=" steps",
             file=sys.stdout,
             disable=None,
+            delay=1e-6,  # Nothing is shown before `update`.
         )
-        self._initial = initial
-        self._description = description
+        self.begin(initial)
+
+    def begin(self, step: int) -> None:
+        """Starts the clock: so many steps are done."""
+        self._bar.initial = self._bar.n = self._bar.last_print_n = self._initial = step
+        self._bar.start_t = self._bar.last_print_t = time.time()
         self._started = self._printed = time.monotonic()
-        self._tenth = 10 * initial // total
 
     def __enter__(self) -> Progress:
         return self
@@ -321,9 +360,10 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def update(self, step: int, loss: float, images_per_second: float) -> None:
-        """Reports the number of steps done, the loss there, and the speed."""
-        figures = f"loss {loss:.4g}, {images_per_second:,.0f} images/s"
+    def update(self, step: int, loss: float, images_per_second: float | None) -> None:
+        """Reports the number of steps done, the loss there, and the speed, if it is known."""
+        figures = f"loss {loss:.4g}"
+        figures += "" if images_per_second is None else f", {images_per_second:,.0f} images/s"
         if not self._bar.disable:
             self._bar.set_postfix_str(figures, refresh=False)
             self._bar.update(step - self._bar.n)

@@ -102,7 +102,7 @@ def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
     if (config.schedule == "step") != bool(config.decay_steps):
         raise ConfigError(
             f"optimizer.schedule = {config.schedule} does not fit optimizer.decay_steps = "
-            f"{config.decay_steps}: the schedule `step` needs decay steps, `cosine` takes none"
+            f"{config.decay_steps}: only the schedule `step` has decay steps"
         )
     if config.schedule == "cosine":
         after = optax.cosine_decay_schedule(config.learning_rate, steps - config.warmup_steps)

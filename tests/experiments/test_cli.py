@@ -83,15 +83,29 @@ def test_evaluate_has_the_options_and_values_of_the_run(run, capsys):
     assert "--fine-tuning" not in printed
 
 
-def test_a_full_disk_is_a_message_and_a_mistake_of_ours_is_not(monkeypatch, capsys):
-    error: Exception = OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot write standard output"),
+        (OSError(errno.ENOSPC, "No space left on device", "/a/b.png"), "cannot write /a/b.png"),
+        # As TensorStore raises it.
+        (
+            ValueError(
+                'X: Error writing local file "/a/r/d/0": [OS error 28: No space left on device]'
+            ),
+            "cannot write /a/r/d/0",
+        ),
+    ],
+)
+def test_a_full_disk_is_a_message_and_a_mistake_of_ours_is_not(monkeypatch, capsys, error, line):
+    monkeypatch.setattr("experiments.cli.main._drop_output", Mock())
 
     def broken(self, command):
         raise error
 
     monkeypatch.setattr(Datasets, "run", broken)
     assert main(["datasets"]) == 2
-    assert capsys.readouterr().err == "error: No space left on device\n"
+    assert capsys.readouterr().err == f"error: {line}: No space left on device\n"
     error = ValueError("a mistake of ours")
     with pytest.raises(ValueError, match="a mistake of ours"):
         main(["datasets"])
@@ -241,7 +255,7 @@ def test_settings_lists_values_and_sources_and_epochs_of_prepared_data(
     assert f"| steps | 800 ({800 / steps_per_epoch:.4g} epochs) | – |" in text
     assert "| model.drop_block_steps | 290 (8.056 epochs) | – |" in text
     assert main(["settings", "food10-groups"]) == 2
-    assert "no preset 'food10-groups'; did you mean food101-groups or " in capsys.readouterr().err
+    assert "no preset food10-groups; did you mean food101-groups" in capsys.readouterr().err
 
 
 def test_help_does_not_import_what_only_runs_need():
@@ -258,6 +272,39 @@ def test_a_closed_pipe_is_no_traceback():
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
     assert "usage: python -m experiments" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("trian icons", "no command trian; did you mean train?"),
+        ("train icon", "no preset icon; did you mean icons?"),
+        ("train icons --step 20", "no option --step; did you mean --steps"),
+        ("train icons --learning-rate 1", "did you mean --optimizer.learning-rate"),
+        (
+            "train icons --qqqq=1",
+            "no option --qqqq; python -m experiments train icons --help lists",
+        ),
+        ("train icons --steps x", "Error parsing --steps: invalid literal"),
+        ("train icons --loss.name sec", "--loss.name: no value sec; did you mean sce"),
+        ("look", "python -m experiments look --help"),
+        ("power --deviation 1 more", "'more' is one word too many"),
+        ("prepare icon", "no data set icon; did you mean icons?"),
+    ],
+)
+def test_a_mistyped_command_is_a_line_with_the_nearest_names(capsys, typed, line):
+    assert main(typed.split()) == 2
+    printed = capsys.readouterr()
+    assert line in printed.err
+    assert printed.err.count("\n") == 1
+    assert not printed.out
+
+
+@pytest.mark.parametrize(("name", "words"), [("datasets", "start it again"), ("train", "continue")])
+def test_an_interrupt_says_what_the_same_command_does(monkeypatch, capsys, name, words):
+    monkeypatch.setattr("experiments.cli.main._status", Mock(side_effect=KeyboardInterrupt))
+    assert main([name, "icons"]) == 130
+    assert f"stopped; run the same command to {words}" in capsys.readouterr().err
 
 
 def test_a_directory_that_is_a_file_is_reported_in_a_sentence(folders, tmp_path, capsys):

@@ -62,9 +62,9 @@ def test_an_axis_is_named_after_the_options_that_distinguish_its_positions(text,
     ("text", "message"),
     [
         ("loss.name=", "must be OPTION=VALUE"),
-        ("loss.nam=softmax", r"no option 'loss.nam'; did you mean loss.name"),
-        ("model=4", "no option 'model'; did you mean model.dim or "),
-        ("protocol=few-shot", "no option 'protocol'; .* --help lists them"),
+        ("loss.nam=softmax", r"no option loss.nam; did you mean loss.name"),
+        ("model=4", "no option model; did you mean model.dim or "),
+        ("protocol=few-shot", "no option protocol; .* --help lists them"),
         ("model.widths=4+x", "'x' must be of type int"),
         ("loss.name=soft", "'soft' must be one of softmax, tight, loose; did you mean softmax"),
         ("data.flip=yes", "'Yes' must be one of True, False"),
@@ -191,7 +191,7 @@ SHORT = ["--steps", "2", "--validate-every", "2", "--model.widths", "4", "4", "4
     [
         (f"{SWEEP} --seed 3", "the grid sets --seed in every run; use --seeds instead"),
         (f"{SWEEP} --loss.name=loose --loss.name tight", "sets --loss.name in every run; use its"),
-        (f"{SWEEP} --metrics eror", "no metric 'eror'; available: error, accuracy, calibration"),
+        (f"{SWEEP} --metrics eror", "no metric eror; did you mean error?"),
         (f"{SWEEP} --data.classes 5 --over data.classes=5,9", "the grid sets --data.classes"),
         ("sweep icons-groups", "needs at least one axis"),
         # Of all runs, before data is prepared.

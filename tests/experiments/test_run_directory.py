@@ -19,6 +19,7 @@ from experiments.training.run_directory import (
     claim_run_directory,
     exclusive_run,
     read_config,
+    read_metrics,
 )
 from tests.experiments.tiny_runs import files_below, metrics
 
@@ -27,7 +28,7 @@ CONFIG = {"data": {"name": "icons", "mean": (0.5,)}, "steps": 500, "seed": 0}
 
 def test_a_run_directory_is_claimed_once(tmp_path):
     run = tmp_path / "deep" / "run"
-    assert check_run_directory(run, CONFIG) is False
+    assert check_run_directory(run, CONFIG) is None
     assert not run.exists()
     claim_run_directory(run, CONFIG)
     (run / "metrics.jsonl").write_text("x")
@@ -88,13 +89,32 @@ def test_one_command_at_a_time(tmp_path):
         raise BlockingIOError
 
 
-def test_metrics_of_a_run_that_was_killed_and_goes_on(tmp_path):
+def test_more_steps_go_on_unless_the_schedule_depends_on_them(tmp_path):
+    claim_run_directory(tmp_path, CONFIG)
+    (tmp_path / "report.json").write_text("500")
+    more = {**CONFIG, "steps": 600}
+    reason = "It cannot go on with more steps: they are few.*--model.weights"
+    with pytest.raises(ConfigMismatchError, match=reason):
+        claim_run_directory(tmp_path, more, fixed_steps="they are few")
+    claim_run_directory(tmp_path, more)
+    assert read_config(tmp_path)["steps"] == 600
+    assert (tmp_path / "report-500-steps.json").read_text() == "500"
+    assert not (tmp_path / "report.json").exists()
+    for other in ({**more, "steps": 500}, {**more, "steps": 700, "seed": 1}):
+        with pytest.raises(ConfigMismatchError, match="another configuration"):
+            claim_run_directory(tmp_path, other)
+    assert read_config(tmp_path)["steps"] == 600
+
+
+def test_metrics_of_a_run_that_was_killed_and_goes_on(tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
     with MetricsLog(tmp_path, resume_step=0) as log:
         for step in (10, 20, 30):
             log.log(step, loss=1 / step)
     with path.open("a") as file:
         file.write('{"step": 40, "lo')
+    assert [row["step"] for row in read_metrics(path)] == [10, 20, 30]
+    assert "line 4 is cut and left out" in caplog.text
     with MetricsLog(tmp_path, resume_step=20) as log:
         assert metrics(tmp_path) == [{"step": 10, "loss": 0.1}, {"step": 20, "loss": 0.05}]
         log.log(30, loss=0.5)

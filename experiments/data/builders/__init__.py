@@ -40,7 +40,7 @@ from experiments.data.builders.nus_wide import NusWide
 from experiments.data.builders.tasks import MultiLabelBuilder
 from experiments.data.builders.tiered_imagenet import TieredImagenet
 from experiments.data.builders.voc import Voc2007
-from experiments.errors import ConfigError
+from experiments.errors import ConfigError, unknown
 
 __all__ = [
     "BUILDERS",
@@ -171,7 +171,7 @@ def builder_class(name: str) -> type[ImageBuilder]:
     """
     plain, at, size = name.partition("@")
     if plain not in BUILDERS:
-        raise ConfigError(f"no data set {plain!r}; available: {', '.join(BUILDERS)}")
+        raise unknown("data set", plain, BUILDERS)
     cls = BUILDERS[plain]
     if not at:
         return cls

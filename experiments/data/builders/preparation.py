@@ -58,7 +58,7 @@ def prepare(
             return builder
         for leftover in folder.glob("incomplete.*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        _log.info("preparing %s in %s", cls.name, builder.data_dir)
+        _log.warning("preparing %s in %s", cls.name, builder.data_dir)
         _generate(builder, manual_dir)
     return make_builder(cls, data_dir)
 

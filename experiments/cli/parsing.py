@@ -1,0 +1,74 @@
+"""From the arguments of a command line to a command; every mistake in them is a line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tyro
+
+from experiments.cli.options import storage_paths
+from experiments.errors import ConfigError, unknown
+
+PROG = "python -m experiments"
+
+
+def parse(kind: Any, arguments: Sequence[str], presets: Mapping[str, Iterable[str]]) -> Any:
+    """The command of a type that arguments name; a `ConfigError` of one line where they are wrong.
+
+    `presets` has for every command those that its next word is one of.
+    """
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments[:2]))
+    if words and words[0] not in presets:
+        raise unknown("command", words[0], presets)
+    if words and not presets[words[0]]:
+        words = words[:1]
+    elif len(words) == 2 and words[1] not in presets[words[0]]:
+        raise unknown("preset", words[1], presets[words[0]])
+    more = f"{' '.join([PROG, *words])} --help"
+
+    def read(given: Sequence[str]) -> tuple[Any, list[str]]:
+        description = "The papers' experiments on losses that shape a feature space."
+        with storage_paths():
+            return tyro.cli(
+                kind, prog=PROG, description=description, args=given, return_unknown_args=True
+            )
+
+    refused = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(refused):
+            command, unread = read(arguments)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ConfigError(f"{_in_a_line(refused.getvalue())}; {more} lists what there is") from None
+    sys.stderr.write(refused.getvalue())
+    if not unread:
+        return command
+    name = next((word for word in unread if word.startswith("--")), "").partition("=")[0]
+    if not name:
+        raise ConfigError(f"{unread[0]!r} is one word too many; {more} lists what there is")
+    shown = io.StringIO()
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
+        read([*words, "--help"])
+    options = dict.fromkeys(re.findall(r"(?<=--)[a-z][a-z0-9.-]*", shown.getvalue()))
+    raise unknown("option", name[2:], options, f"{more} lists them", prefix="--")
+
+
+def _in_a_line(box: str) -> str:
+    """What tyro says in the first part of its box; a value that is no choice gets the nearest."""
+    rows = [row.strip("│╭╮╰╯ ") for row in box.splitlines()]
+    end = next((number for number, row in enumerate(rows[1:], 1) if row[:3] == "───"), len(rows))
+    text = " ".join(rows[1:end])
+    if found := re.match(
+        r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*)\)", text
+    ):
+        value, option, choices = found.groups()
+        known = re.findall("'([^']*)'", choices)
+        return f"{option}: {unknown('value', value, known)}"
+    return text.rstrip(". ")
