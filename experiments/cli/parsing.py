@@ -46,7 +46,9 @@ def parse(kind: Any, arguments: Sequence[str], presets: Mapping[str, Iterable[st
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise ConfigError(f"{_in_a_line(refused.getvalue())}; {more} lists what there is") from None
+        text = _in_a_line(refused.getvalue())
+        more = "" if text.endswith("?") else f"; {more} lists what there is"
+        raise ConfigError(text + more) from None
     sys.stderr.write(refused.getvalue())
     if not unread:
         return command
@@ -71,4 +73,4 @@ def _in_a_line(box: str) -> str:
         value, option, choices = found.groups()
         known = re.findall("'([^']*)'", choices)
         return f"{option}: {unknown('value', value, known)}"
-    return text.rstrip(". ")
+    return text.removeprefix("Error parsing ").rstrip(". ")

@@ -16,8 +16,8 @@ class Train:
     """Train a preset, evaluate it, and write its report.
 
     To continue a run that was stopped or killed, run the same command again. More --steps go on in
-    the same directory, except with the cosine schedule. --model.weights RUN starts from the backbone
-    of another run.
+    the same directory, except with the cosine schedule. --model.weights RUN starts from another
+    run's backbone.
     """
 
     config: AnyPreset

@@ -91,7 +91,7 @@ def test_evaluate_has_the_options_and_values_of_the_run(run, capsys):
         # As TensorStore raises it.
         (
             ValueError(
-                'X: Error writing local file "/a/r/d/0": [OS error 28: No space left on device]'
+                'Error writing local file "/a/r/d/0": [OS error 28: No space left on device]'
             ),
             "cannot write /a/r/d/0",
         ),
@@ -283,9 +283,9 @@ def test_a_closed_pipe_is_no_traceback():
         ("train icons --learning-rate 1", "did you mean --optimizer.learning-rate"),
         (
             "train icons --qqqq=1",
-            "no option --qqqq; python -m experiments train icons --help lists",
+            "no option --qqqq; python -m experiments train icons --help",
         ),
-        ("train icons --steps x", "Error parsing --steps: invalid literal"),
+        ("train icons --steps x", "error: --steps: invalid literal"),
         ("train icons --loss.name sec", "--loss.name: no value sec; did you mean sce"),
         ("look", "python -m experiments look --help"),
         ("power --deviation 1 more", "'more' is one word too many"),

@@ -32,7 +32,7 @@ def test_a_run_directory_is_claimed_once(tmp_path):
     assert not run.exists()
     claim_run_directory(run, CONFIG)
     (run / "metrics.jsonl").write_text("x")
-    assert check_run_directory(run, CONFIG) is True
+    assert check_run_directory(run, CONFIG) == read_config(run)
     claim_run_directory(run, CONFIG)
     assert read_config(run) == {**CONFIG, "data": {"name": "icons", "mean": [0.5]}}
     assert sorted(p.name for p in run.iterdir()) == ["config.json", "metrics.jsonl"]
