@@ -64,9 +64,8 @@ def parse(kind: Any, arguments: Sequence[str], presets: Mapping[str, Iterable[st
 
 def _in_a_line(box: str) -> str:
     """What tyro says in the first part of its box; a value that is no choice gets the nearest."""
-    rows = [row.strip("│╭╮╰╯ ") for row in box.splitlines()]
-    end = next((number for number, row in enumerate(rows[1:], 1) if row[:3] == "───"), len(rows))
-    text = " ".join(rows[1:end])
+    rows = [row.strip("│╭╮╰╯|+ ") for row in box.splitlines()[1:]]  # In UTF-8, or in ASCII.
+    text = " ".join(itertools.takewhile(lambda row: row.strip("─-"), rows))
     if found := re.match(
         r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*)\)", text
     ):
