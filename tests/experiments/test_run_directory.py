@@ -50,7 +50,7 @@ def test_another_configuration_is_refused_with_its_differences(tmp_path):
     assert "seed: 0 -> (absent)" in lines
     assert "loss.name: (absent) -> 'sce'" in lines
     assert not [line for line in lines if line.startswith("steps")]
-    assert "Choose another directory, or remove this one" in lines[-1]
+    assert f"--model.weights {tmp_path} to start from its backbone; or remove" in lines[-1]
     assert files_below(tmp_path) == before
 
 
@@ -160,6 +160,7 @@ def test_plain_progress_is_a_line_every_half_minute(capsys, monkeypatch):
             now[0] += 8.0
             bar.update(step, 0.5, 2.0)
     assert capsys.readouterr().out.splitlines() == [
+        "slow: compiling …",
         "slow: 4/10000 steps (0 %), loss 0.5, 2 images/s, 00:32 elapsed, 22:12:48 left",
         "slow: 8/10000 steps (0 %), loss 0.5, 2 images/s, 01:04 elapsed, 22:12:16 left",
     ]
