@@ -43,6 +43,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "sphinxcontrib.bibtex",
     "docstrings",
+    "gallery_style",
     "repository_pages",
 ]
 exclude_patterns = [

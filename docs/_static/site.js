@@ -1,10 +1,11 @@
 // What the theme leaves out for keyboards and screen readers.
 function improve() {
   // A region that scrolls sideways can be reached, and scrolled with the arrow keys.
-  for (const region of document.querySelectorAll("mjx-container[display], .highlight pre")) {
+  for (const region of document.querySelectorAll("mjx-container[display], .bd-article pre")) {
     if (region.scrollWidth > region.clientWidth + 1) region.tabIndex = 0;
   }
   nameWideTables();
+  showWhatScrolls();
   for (const summary of document.querySelectorAll("nav summary:not([aria-label])")) {
     summary.setAttribute("aria-label", "Pages of this section");
   }
@@ -23,6 +24,21 @@ function improve() {
   }
   for (const citation of document.querySelectorAll(".citation-list > .citation")) {
     citation.setAttribute("role", "listitem"); // A list has items.
+  }
+}
+
+// The sides of a region at which more is to see: they fade in site.css.
+function showWhatScrolls() {
+  const regions = "mjx-container[display], .bd-article pre, .pst-scrollable-table-container";
+  for (const region of document.querySelectorAll(regions)) {
+    const update = () => {
+      const hidden = region.scrollWidth - region.clientWidth - region.scrollLeft;
+      region.classList.toggle("scrolls", region.scrollWidth > region.clientWidth + 1);
+      region.classList.toggle("has-more", hidden > 1);
+      region.classList.toggle("has-less", region.scrollLeft > 1);
+    };
+    region.onscroll = update;
+    update();
   }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -62,10 +63,12 @@ def look_at_run(
                 pictures.append(draw(view))
             except ConfigError as error:
                 notes.append(f"A picture is missing: {error}.")
+        report = view.folder / "report.json"
         return write_page(
             run.directory / name,
             list(filter(None, pictures)),
             [*notes, *run.notes, version_text(described)],
+            json.loads(report.read_text(encoding="utf-8")) if report.exists() else None,
             title=f"{described['label']} on {described['data']}",
             summary=f"Features of {' and '.join(parts)}, d = {run.plan.num_features}, checkpoint "
             f"of step {run.step}, {described['sampling']} batches, seed {described['seed']}.",

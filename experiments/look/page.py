@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
+from experiments.reporting.markdown import format_value
 from experiments.reporting.style import INK, new_figure
 from experiments.storage import write_atomically, write_json, write_picture
 
@@ -27,14 +28,14 @@ class Picture:
     """Of its file, without the ending."""
     title: str
     caption: str
-    """How to read it, in a sentence or two; the figure shows it, too."""
+    """How to read it, in a sentence or two."""
     size: tuple[float, float]
     """Inches of the room for panels."""
     numbers: dict[str, Any] = field(default_factory=dict)
     """What the figure shows, as JSON types."""
 
     def __post_init__(self):
-        self.figure = new_figure(*self.size, title=self.title, caption=self.caption)
+        self.figure = new_figure(*self.size)  # The page has title and caption as text.
 
 
 class Tile(NamedTuple):
@@ -90,40 +91,85 @@ def short(name: str, characters: int) -> str:
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
+<head>
 <meta charset="utf-8"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<meta name="color-scheme" content="light dark"/>
 <title>{title}</title>
 <style>
-body {{ max-width: 100rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.5 sans-serif; }}
-nav a {{ margin-right: 1rem; }}
-img {{ max-width: 100%; margin: 1.5rem 0; }}
+body {{ max-width: 80rem; margin: 0 auto; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; }}
+a {{ color: light-dark(#0055aa, #7ab8f5); }}
+nav a {{ display: inline-block; margin-right: 1rem; }}
+section {{ scroll-margin-top: 1rem; }}
+p, li, figcaption {{ max-width: 50rem; }}
+figure {{ margin: 1rem 0 3rem; }}
+img {{ max-width: 100%; box-sizing: border-box; background: #fff; border-radius: 0.4rem; }}
+table {{ border-collapse: collapse; }}
+th, td {{ padding: 0.2rem 1rem 0.2rem 0; border-bottom: 1px solid #8888; text-align: left; }}
+td {{ font-variant-numeric: tabular-nums; }}
+code {{ overflow-wrap: anywhere; }}
+@media (prefers-color-scheme: dark) {{
+  body {{ background: #16191d; color: #e4e6e9; }}
+  img {{ padding: 0.5rem; filter: brightness(0.9); }}
+}}
 </style>
+</head>
+<body>
+<header>
 <h1>{title}</h1>
 <p>{summary}</p>
-<nav>{links}</nav>
+<nav aria-label="Pictures">{links}</nav>
+</header>
+<main>
+{table}
 {sections}
+</main>
 <footer><ul>{notes}</ul><code>{command}</code></footer>
+</body>
 </html>
 """
-_SECTION = '<section id="{}"><img src="data:image/png;base64,{}" alt="{}"/></section>'
+_SECTION = """<section id="{name}"><h2>{title}</h2>
+<figure><figcaption>{caption}</figcaption>
+<img src="data:image/png;base64,{data}" alt="{title}"/></figure></section>"""
+_TABLE = """<table><caption>Report of step {step}, {split} images</caption>
+<thead><tr><th scope="col">metric</th><th scope="col">value</th></tr></thead>
+<tbody>{rows}</tbody></table>"""
+
+
+def _report_table(report: dict[str, Any]) -> str:
+    """The metrics of a run's report, or nothing."""
+    rows = []
+    for metric in report.get("metrics", ()):
+        name, unit, value, bar = (metric[key] for key in ("name", "unit", "value", "interval"))
+        text = f"{format_value(value, unit)} {unit}"
+        text += f" ± {format_value(bar, unit)}" if bar else ""
+        rows.append(f'<tr><th scope="row">{escape(name)}</th><td>{text}</td></tr>')
+    facts = {key: escape(str(report.get(key))) for key in ("step", "split")}
+    return _TABLE.format(rows="\n".join(rows), **facts) if rows else ""
 
 
 def write_page(
-    directory: Path, pictures: Sequence[Picture], notes: Sequence[str], **texts: str
+    directory: Path,
+    pictures: Sequence[Picture],
+    notes: Sequence[str],
+    report: dict[str, Any] | None = None,
+    **texts: str,
 ) -> list[Path]:
     """Writes the page, the numbers of its pictures, and the pictures; returns the paths.
 
-    The texts are `title`, `summary` and `command`. Pictures are part of the page's text. Those of
-    an earlier call are deleted.
+    The texts are `title`, `summary` and `command`; the report is that of the run, if it has one.
+    Pictures are part of the page's text. Those of an earlier call are deleted.
     """
     directory.mkdir(parents=True, exist_ok=True)
     files, sections = [], []
     for picture in pictures:
         files.append(write_picture(directory / f"{picture.name}.png", picture.figure))
         data = base64.b64encode(files[-1].read_bytes()).decode()
-        alt = escape(f"{picture.title}. {picture.caption}")
-        sections.append(_SECTION.format(picture.name, data, alt))
+        words = {"title": escape(picture.title), "caption": escape(picture.caption)}
+        sections.append(_SECTION.format(name=picture.name, data=data, **words))
     page = _PAGE.format(
         links="\n".join(f'<a href="#{p.name}">{escape(p.title)}</a>' for p in pictures),
+        table=_report_table(report or {}),
         sections="\n".join(sections),
         notes="".join(f"<li>{escape(note)}</li>" for note in notes),
         **{name: escape(text) for name, text in texts.items()},

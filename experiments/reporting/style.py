@@ -73,7 +73,7 @@ def new_figure(
     width: float,
     height: float,
     *,
-    title: str,
+    title: str = "",
     caption: str = "",
     command: str = "",
     legend: Sequence[Line2D] = (),
