@@ -1,5 +1,7 @@
 // What the theme leaves out for keyboards and screen readers.
 function improve() {
+  fitFormulas();
+  labelCells();
   // A region that scrolls sideways can be reached, and scrolled with the arrow keys.
   for (const region of document.querySelectorAll("mjx-container[display], .bd-article pre")) {
     if (region.scrollWidth > region.clientWidth + 1) region.tabIndex = 0;
@@ -24,6 +26,15 @@ function improve() {
   }
   for (const citation of document.querySelectorAll(".citation-list > .citation")) {
     citation.setAttribute("role", "listitem"); // A list has items.
+  }
+}
+
+// A formula that is a little too wide is set smaller.
+function fitFormulas() {
+  for (const formula of document.querySelectorAll("mjx-container[display]")) {
+    formula.style.fontSize = "";
+    const ratio = formula.clientWidth / formula.scrollWidth;
+    if (ratio < 1) formula.style.fontSize = `${Math.max(0.75, 0.98 * ratio) * 100}%`;
   }
 }
 
@@ -62,16 +73,23 @@ function nameWideTables() {
   }
 }
 
-// On a phone, the rows of a table of text become cards: see site.css. Numbers stay in columns.
+// The rows of a table of text become cards on a phone, and where it would scroll: see site.css.
+// Numbers stay in columns.
 function labelCells() {
   for (const table of document.querySelectorAll(".bd-article table")) {
     const titles = [...table.querySelectorAll("thead th")].map((cell) => cell.textContent.trim());
     const cells = [...table.querySelectorAll("tbody td")];
     if (!cells.some((cell) => cell.textContent.trim().length > 40)) continue;
-    if (titles.length < 3 && !table.parentElement.matches(".wide-table")) continue; // It fits.
+    table.classList.remove("cards");
+    const wide = table.scrollWidth > table.parentElement.clientWidth + 1;
+    if (!wide && (titles.length < 3 || innerWidth > 576)) continue; // It fits.
     table.classList.add("cards");
     for (const cell of cells) {
-      if (cell.textContent.trim()) cell.dataset.title = titles[cell.cellIndex] ?? "";
+      if (!cell.textContent.trim() || "title" in cell.dataset) continue;
+      cell.dataset.title = titles[cell.cellIndex] ?? "";
+      const content = document.createElement("div");
+      content.append(...cell.childNodes);
+      cell.append(content);
     }
   }
 }
@@ -106,8 +124,7 @@ window.addEventListener("load", () => {
   keepNumbers();
   breakNames();
   improve();
-  labelCells();
-  improve(); // Cards do not scroll.
   if (window.MathJax?.startup?.promise) window.MathJax.startup.promise.then(improve);
 });
 window.addEventListener("resize", improve);
+document.addEventListener("toggle", improve, true); // Of folded code.

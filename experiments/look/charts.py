@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from experiments.evaluation import classification, multilabel
 from experiments.evaluation import feature_space as space
@@ -31,6 +31,11 @@ _LONG_TAIL = 10  # Ratio of the largest to the smallest class from which a tail 
 _WINDOW = 15  # Classes of a moving mean along a long tail.
 _BINS = 15
 _POWERS = (0.1, 0.2, 0.3, 0.5, 1.0)  # Exponents of the curves of Fig. A.
+
+
+def _whole_numbers() -> MaxNLocator:
+    """Ticks of an axis that counts: steps, classes or dimensions."""
+    return MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10])
 
 
 def similarity(view: View) -> Picture | None:
@@ -118,6 +123,7 @@ def by_class(view: View) -> Picture:
         axes.bar(bars, 100 * table["value"], width=0.9, color=of.color)
         axes.axhline(100 * mean, color=INK, linewidth=1.1, linestyle="--", zorder=3)
         axes.set(xlim=(0.3, len(bars) + 0.7), xlabel=f"{len(bars)} {noun}, from {first}")
+        axes.xaxis.set_major_locator(_whole_numbers())
         axes.set(ylim=(0, 103), ylabel=measure, title=f"{of.split} images, mean {100 * mean:.1f} %")
         style_axes(axes, grid="y")
         if not balanced:
@@ -208,6 +214,8 @@ def spectrum(view: View) -> Picture | None:
         xlim=(0, 1.04 * rank),
         ylim=(0, 103),
     )
+    for axes in (left, right):
+        axes.xaxis.set_major_locator(_whole_numbers())
     right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16))
     if loss:
         power = config.loss.power if loss.integration == "spectral" else None
@@ -318,6 +326,7 @@ def training(view: View) -> Picture | None:
             style |= {"color": series_mark(place).color, "label": labels[name]}
             axes.plot(values, "o-" if len(values) <= 30 else "-", **style)
         axes.axvline(view.run.step, color=INK, linewidth=0.9, linestyle=":")
+        axes.xaxis.set_major_locator(_whole_numbers())
         axes.set(xlabel="step", xlim=(0, 1.03 * log.index.max()))
         axes.set_title(labels[names[0]] if len(names) == 1 else word)
         if len(names) > 1:

@@ -103,8 +103,12 @@ nav a {{ display: inline-block; margin-right: 1rem; }}
 section {{ scroll-margin-top: 1rem; }}
 p, li, figcaption {{ max-width: 50rem; }}
 figure {{ margin: 1rem 0 3rem; }}
-img {{ max-width: 100%; box-sizing: border-box; background: #fff; border-radius: 0.4rem; }}
-table {{ border-collapse: collapse; }}
+.picture {{ overflow-x: auto; margin-top: 1rem; }}
+.picture::-webkit-scrollbar {{ height: 0.5rem; }}
+.picture::-webkit-scrollbar-thumb {{ border-radius: 0.25rem; background: #888; }}
+img {{ width: 100%; min-width: 44rem; box-sizing: border-box; background: #fff; }}
+table {{ border-collapse: collapse; margin-top: 1.5rem; }}
+caption {{ text-align: left; font-weight: bold; padding-bottom: 0.4rem; }}
 th, td {{ padding: 0.2rem 1rem 0.2rem 0; border-bottom: 1px solid #8888; text-align: left; }}
 td {{ font-variant-numeric: tabular-nums; }}
 code {{ overflow-wrap: anywhere; }}
@@ -130,7 +134,8 @@ code {{ overflow-wrap: anywhere; }}
 """
 _SECTION = """<section id="{name}"><h2>{title}</h2>
 <figure><figcaption>{caption}</figcaption>
-<img src="data:image/png;base64,{data}" alt="{title}"/></figure></section>"""
+<div class="picture" tabindex="0" role="region" aria-label="{title}">
+<img src="data:image/png;base64,{data}" alt="{title}. {caption}"/></div></figure></section>"""
 _TABLE = """<table><caption>Report of step {step}, {split} images</caption>
 <thead><tr><th scope="col">metric</th><th scope="col">value</th></tr></thead>
 <tbody>{rows}</tbody></table>"""

@@ -19,6 +19,9 @@ ALL = "all"
 VALIDATION = "validation"
 """The name, in a grid, of the metric that chose the checkpoint."""
 
+_WORDS = {("stop_gradient", "True"): "stopped", ("stop_gradient", "False"): "as\N{NO-BREAK SPACE}written"}
+"""What results call the values of options that have no good name of their own."""
+
 Place = tuple[str, ...]
 """A label on each axis."""
 Frame = Any
@@ -272,7 +275,7 @@ def _figure_labels(axes: Sequence[Axis], runs: Sequence[Run]) -> dict[tuple[str,
 
     A loss has the label of its protocol, if every loss has one. On an axis of several options,
     those that tell positions with the same loss, or the same first option, apart follow: so
-    `direct:sce+nca/True/0.1` can be `SCE⊕NCA, stop gradient, temperature=0.1`.
+    `direct:sce+nca/True/0.1` can be `SCE⊕NCA, stopped, temperature=0.1`.
     """
     found = {}
     for number, axis in enumerate(axes):
@@ -289,16 +292,23 @@ def _figure_labels(axes: Sequence[Axis], runs: Sequence[Run]) -> dict[tuple[str,
             settings = [
                 _setting(option, value)
                 for option, value, *others in zip(options, values, *alike, strict=True)
-                if len({*others}) > 1 and value != "False"
+                if len({*others}) > 1
             ]
-            shown[label] = ", ".join([names[label], *settings])
+            shown[label] = ", ".join([names[label], *filter(None, settings)])
         if len({*shown.values()}) == len(shown):
             found |= {(axis.name, label): text for label, text in shown.items()}
     return found
 
 
 def _setting(option: str, value: str) -> str:
-    """A true option has its name alone. Lines do not break within a setting."""
+    """A true option has its name alone, and a false one none, but for those with words of their own.
+
+    Lines do not break within a setting.
+    """
+    if (words := _WORDS.get((option.rpartition(".")[2], value))) is not None:
+        return words
+    if value == "False":
+        return ""
     name = short_name(option).replace(" ", "\N{NO-BREAK SPACE}")
     return name if value == "True" else f"{name}={value}"
 
