@@ -56,8 +56,11 @@ soak: $(VENV)/.test
 
 # The site, in docs/_build/html. A warning is an error, and so is a link to a place that is not there.
 docs: $(DOCS)/.docs
-	$(DOCS)/bin/python -m sphinx -b html -d docs/_build/doctrees -W --keep-going -n -q docs docs/_build/html
-	$(DOCS)/bin/python docs/check_links.py docs/_build/html
+	@echo "Builds the site. At first, all notebooks and pictures run, which takes about ten minutes;"
+	@echo "later only what changed. A change of jaxloss runs the notebooks again."
+	@$(DOCS)/bin/python -m sphinx -b html -d docs/_build/doctrees -W --keep-going -n -q docs docs/_build/html
+	@$(DOCS)/bin/python docs/check_links.py docs/_build/html
+	@echo "Open docs/_build/html/index.html in a browser."
 
 setup: $(VENV)/.test
 

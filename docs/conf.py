@@ -27,6 +27,12 @@ _matplotlibrc.parent.mkdir(exist_ok=True)
 _matplotlibrc.write_text(_style.replace("figure.dpi: 100", "figure.dpi: 200"), encoding="utf-8")
 os.environ["MATPLOTLIBRC"] = str(_matplotlibrc)
 
+# Kernels on this machine need no encryption, and do not warn of it.
+_kernel = DOCS / "_build" / "ipython" / "profile_default" / "ipython_kernel_config.py"
+_kernel.parent.mkdir(parents=True, exist_ok=True)
+_kernel.write_text("get_config().IPKernelApp.log_level = 40\n", encoding="utf-8")
+os.environ["IPYTHONDIR"] = str(_kernel.parents[1])
+
 import jaxloss  # noqa: E402
 
 project = "jaxloss"

@@ -81,7 +81,7 @@ function labelCells() {
     const cells = [...table.querySelectorAll("tbody td")];
     if (!cells.some((cell) => cell.textContent.trim().length > 40)) continue;
     table.classList.remove("cards");
-    const wide = table.scrollWidth > table.parentElement.clientWidth + 1;
+    const wide = table.parentElement.scrollWidth > table.parentElement.clientWidth + 1;
     if (!wide && (titles.length < 3 || innerWidth > 576)) continue; // It fits.
     table.classList.add("cards");
     for (const cell of cells) {

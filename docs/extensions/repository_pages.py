@@ -29,44 +29,54 @@ PAGES = {
     "experiments/RESULTS_APPENDIX.md": "papers/appendix",
 }
 SECTIONS = {
-    "A": "papers/direct_sum",
-    "B": "papers/group_softmax",
-    "C": "papers/dynamic_prototypes",
-    "D": "papers/two_way",
-    "E": "papers/negative_margin",
-    "F": "papers/two_way",
+    "experiments/RESULTS.md": {
+        "A. ": "papers/direct_sum",
+        "B. ": "papers/group_softmax",
+        "C. ": "papers/dynamic_prototypes",
+        "D. ": "papers/two_way",
+        "E. ": "papers/negative_margin",
+        "F. ": "papers/two_way",
+    },
+    "experiments/RESULTS_APPENDIX.md": {
+        f"Protocol {letter}": f"papers/appendix_{letter.lower()}" for letter in "ABCDEF"
+    },
+    "experiments/BENCHMARKS.md": dict.fromkeys(
+        ("On a TPU", "On a GPU", "Several devices", "What limits"), "experiments/benchmarks_devices"
+    ),
 }
-"""The pages of the sections of RESULTS.md, by the letter of their heading."""
+"""Of long documents: the pages of the sections whose headings start so; the rest is on the first."""
+MARKED = ("On a TPU", "Changed", "[0.1.0]")
+"""Headings that a page starts with: a page can include what comes after a comment `from HEADING`."""
 
 _LINK = re.compile(r"\]\((?!\w+:)(?![^)]*\.png\))([^)#\s]*)(#[^)\s]*)?\)")
 _HEADING = re.compile(r"^(#{2,4}) (.*)$", re.MULTILINE)
 
 
-def _results() -> dict[str, tuple[str, str]]:
-    """The page and the anchor of every heading of RESULTS.md."""
-    places, page = {}, PAGES["experiments/RESULTS.md"]
-    text = (ROOT / "experiments/RESULTS.md").read_text(encoding="utf-8")
+def _places(document: str) -> dict[str, tuple[str, str]]:
+    """The page and the anchor of every heading of a long document."""
+    places, page, sections = {}, PAGES[document], SECTIONS[document]
+    text = (ROOT / document).read_text(encoding="utf-8")
     for level, title in _HEADING.findall(text):
         anchor = default_slugify(title)
+        places[anchor] = (page, f"#{anchor}")
         if level == "##":
-            page = SECTIONS[title[0]]
-            places[anchor] = (page, "#linear-evaluation" if title[0] == "F" else "")
-        else:
-            places[anchor] = (page, f"#{anchor}")
+            page = next((p for start, p in sections.items() if title.startswith(start)), page)
+            places[anchor] = (page, f"#{anchor}" if page.startswith("experiments") else "")
+            if title.startswith("F. "):
+                places[anchor] = (page, "#linear-evaluation")
     return places
 
 
 def rewrite(app: Sphinx, path: Path, parent: str, content: list[str]):
     """Changes the text of an included document before a part of it is taken."""
     document = (Path(app.srcdir) / path).resolve().relative_to(ROOT)
-    results = _results()
 
     def link(match: re.Match[str]) -> str:
         file, anchor = match[1], match[2] or ""
         target = (ROOT / document.parent / file).resolve() if file else ROOT / document
         name = target.relative_to(ROOT).as_posix()
-        if name == "experiments/RESULTS.md" and anchor:
-            page, anchor = results[anchor[1:]]
+        if name in SECTIONS and anchor:
+            page, anchor = _places(name)[anchor[1:]]
         elif not file:
             return match[0]
         elif name in PAGES:
@@ -78,6 +88,11 @@ def rewrite(app: Sphinx, path: Path, parent: str, content: list[str]):
     text = _LINK.sub(link, content[0])
     if document.name == "RESULTS.md":  # Its sections are pages: their headings rise by one level.
         text = re.sub(r"^##", "#", text, flags=re.MULTILINE)
+    elif document.name in ("RESULTS_APPENDIX.md", "CHANGELOG.md"):  # The same of its subsections.
+        text = re.sub(r"^###", "##", text, flags=re.MULTILINE)
+    for heading in MARKED:
+        mark = rf"<!-- from {heading} -->\n\g<0>"
+        text = re.sub(rf"^#+ {re.escape(heading)}", mark, text, count=1, flags=re.MULTILINE)
     content[0] = text
 
 

@@ -319,11 +319,10 @@ def test_rows_of_several_options_name_those_that_differ(of_protocol):
     runs = [run((at,), 0, *metrics, label=labels[at.partition("/")[0]]) for at in positions]
     axis = Axis("loss.name/loss.stop_gradient/loss.temperature/optimizer.rate", positions)
     softmax, direct = labels.values() if of_protocol else labels
-    written = "as\N{NO-BREAK SPACE}written"
     panels = figure_of([axis], runs).axes
     assert texts_of(panels[0].get_yticklabels()) == [
         softmax,
-        f"{direct}, {written}, temperature=0.125, rate=0.1",
+        f"{direct}, as written, temperature=0.125, rate=0.1",
         f"{direct}, stopped, temperature=0.5, rate=0.1",
         f"{direct}, stopped, temperature=0.5, rate=0.3",
     ]
@@ -331,7 +330,7 @@ def test_rows_of_several_options_name_those_that_differ(of_protocol):
     assert [panel.get_ylabel() for panel in panels] == ["loss", "", "", "loss"]
     assert [panel.get_title() for panel in panels] == ["a (%)", "b (%)", "c (%)", "d (%)"]
     title, *_ = texts_of(figure_of([axis], runs, (axis.name, positions[1])).texts)
-    assert title == f"T: differences from loss = {direct}, {written}, temperature=0.125, rate=0.1"
+    assert title == f"T: differences from loss = {direct}, as written, temperature=0.125, rate=0.1"
 
 
 def test_differences_are_drawn_around_zero():
