@@ -126,5 +126,10 @@ window.addEventListener("load", () => {
   improve();
   if (window.MathJax?.startup?.promise) window.MathJax.startup.promise.then(improve);
 });
-window.addEventListener("resize", improve);
+// Also when a sidebar has moved.
+let width = 0;
+new ResizeObserver(([{ contentRect }]) => {
+  if (contentRect.width !== width && document.readyState === "complete") improve();
+  width = contentRect.width;
+}).observe(document.querySelector(".bd-article") ?? document.body);
 document.addEventListener("toggle", improve, true); // Of folded code.

@@ -44,9 +44,9 @@ SECTIONS = {
         ("On a TPU", "On a GPU", "Several devices", "What limits"), "experiments/benchmarks_devices"
     ),
 }
-"""Of long documents: the pages of the sections whose headings start so; the rest is on the first."""
+"""Of long documents: the pages of the sections whose headings start so."""
 MARKED = ("On a TPU", "Changed", "[0.1.0]")
-"""Headings that a page starts with: a page can include what comes after a comment `from HEADING`."""
+"""Headings before which a comment `from HEADING` is put, so that pages can start or end there."""
 
 _LINK = re.compile(r"\]\((?!\w+:)(?![^)]*\.png\))([^)#\s]*)(#[^)\s]*)?\)")
 _HEADING = re.compile(r"^(#{2,4}) (.*)$", re.MULTILINE)

@@ -44,12 +44,12 @@ figure.suptitle("The groups of each sample's features")
 plt.show()
 
 # %%
-# For every sample and every grouping, softmax loss ≤ tight bound (type I) ≤ loose bound (type II):
+# For every sample and every grouping, softmax loss ≤ tight bound ≤ loose bound:
 # Proposition 1 of the paper. A sample that softmax is done with still has a large loss here, since
 # its weakest group alone would be wrong. On the right, features and classifier descend the loose
 # bound together, and the order holds in every step.
 
-losses = {"loose bound (type II)": (3, "loose"), "tight bound (type I)": (3, "tight")}
+losses = {"loose bound": (3, "loose"), "tight bound": (3, "tight")}
 losses["softmax"] = (1, "loose")  # A single group.
 
 

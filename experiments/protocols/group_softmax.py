@@ -26,7 +26,7 @@ _RANDOM_GROUPS = 4
 """Stream of the run's seed that random groups are drawn from."""
 
 _Name = Literal["softmax", "tight", "loose"]
-_LABELS: dict[_Name, str] = {"softmax": "Softmax", "tight": "Type I", "loose": "Type II"}
+_LABELS: dict[_Name, str] = {"softmax": "Softmax", "tight": "Tight", "loose": "Loose"}
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def objective(options: GroupLoss, problem: Problem) -> Objective:
 
     def init_head(key: jax.Array):
         # Discriminative groups of an untrained classifier have large logits of opposite signs at
-        # the usual deviation 1 / √d, from which type I hardly learns (see the preset icons-groups).
+        # the usual deviation 1 / √d. From there `tight` hardly learns: see the preset icons-groups.
         # PyTorch's linear layers start with deviation 1 / √(3d).
         return init_linear_head(problem, key, scale=0.1)
 

@@ -19,8 +19,8 @@ ALL = "all"
 VALIDATION = "validation"
 """The name, in a grid, of the metric that chose the checkpoint."""
 
-_WORDS = {("stop_gradient", "True"): "stopped", ("stop_gradient", "False"): "as\N{NO-BREAK SPACE}written"}
-"""What results call the values of options that have no good name of their own."""
+_FORMS = {"True": "stopped", "False": "as\N{NO-BREAK SPACE}written"}
+"""What results call the forms of a direct sum: the values of `stop_gradient`."""
 
 Place = tuple[str, ...]
 """A label on each axis."""
@@ -301,16 +301,11 @@ def _figure_labels(axes: Sequence[Axis], runs: Sequence[Run]) -> dict[tuple[str,
 
 
 def _setting(option: str, value: str) -> str:
-    """A true option has its name alone, and a false one none, but for those with words of their own.
-
-    Lines do not break within a setting.
-    """
-    if (words := _WORDS.get((option.rpartition(".")[2], value))) is not None:
-        return words
-    if value == "False":
-        return ""
+    """A true option has its name alone, a false one none. Lines do not break within a setting."""
+    if option.endswith("stop_gradient") and value in _FORMS:
+        return _FORMS[value]
     name = short_name(option).replace(" ", "\N{NO-BREAK SPACE}")
-    return name if value == "True" else f"{name}={value}"
+    return {"True": name, "False": ""}.get(value, f"{name}={value}")
 
 
 def _protocol_labels(axis: Axis, number: int, runs: Sequence[Run]) -> dict[str, str]:

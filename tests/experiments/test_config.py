@@ -69,9 +69,9 @@ def test_a_run_of_another_version_is_refused(changes, message):
 @pytest.mark.parametrize(
     ("protocol", "options", "label"),
     [
-        ("group-softmax", {"grouping": "contiguous"}, "Type II, G = 4, contiguous"),
+        ("group-softmax", {"grouping": "contiguous"}, "Loose, G = 4, contiguous"),
         ("group-softmax", {"name": "softmax", "grouping": "contiguous"}, "Softmax"),
-        ("group-softmax", {"name": "tight", "grouping": "random"}, "Type I, G = 4, random"),
+        ("group-softmax", {"name": "tight", "grouping": "random"}, "Tight, G = 4, random"),
         (
             "hyperspherical",
             {"name": "static", "criterion": "dot-regression"},

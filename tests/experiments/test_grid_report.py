@@ -297,10 +297,10 @@ def test_lines_at_one_number_are_side_by_side():
 @pytest.mark.parametrize(
     ("axis", "labels", "shown"),
     [
-        ("loss.name", ("Softmax", "Type II"), ["Softmax", "Type II"]),
+        ("loss.name", ("Softmax", "Loose"), ["Softmax", "Loose"]),
         # Labels that do not tell the places apart are no help, and other axes have none.
         ("loss.name", ("Group softmax",) * 2, ["a/1", "b/2"]),
-        ("data.name/loss.name", ("Softmax", "Type II"), ["a", "b"]),
+        ("data.name/loss.name", ("Softmax", "Loose"), ["a", "b"]),
     ],
 )
 def test_losses_have_the_labels_of_their_protocol(axis, labels, shown):

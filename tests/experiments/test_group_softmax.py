@@ -164,7 +164,7 @@ def test_the_directions_of_the_gradient_of_groups_are_logged(options, rank):
 
 
 def test_the_classifier_starts_small():
-    """At the deviation 1 / √d of the other protocols, type I hardly learns."""
+    """At the deviation 1 / √d of the other protocols, `tight` hardly learns."""
     objective = group_softmax.objective(GroupLoss(), Problem(256, np.ones(100, int)))
     head = objective.init_head(jax.random.key(0))
     assert head["kernel"].shape == (256, 100)

@@ -147,6 +147,8 @@ def test_a_page_has_all_pictures_and_needs_no_other_file(trained):
     assert all(link.attrib["href"].startswith("#") for link in page.iter("a"))
     assert not {"script", "link", "iframe"} & {element.tag for element in page.iter()}
     assert "url(" not in text
+    assert page.find(".//meta[@name='viewport']") is not None
+    assert page.find(".//table") is None  # This run has no report.
     for name, image in zip(expected, page.iter("img"), strict=True):
         kind, _, content = image.attrib["src"].partition(",")
         assert kind == "data:image/png;base64"
@@ -357,8 +359,14 @@ def test_a_long_tail_has_an_axis_for_its_training_images():
 
 def test_text_of_the_page_is_escaped(tmp_path):
     picture = Picture("a", "<b>", 'say "x" & y', (1, 1))
-    (file, *_) = write_page(tmp_path, [picture], ["<u>"], title="A<B", summary="<i>", command="<c>")
+    metric = {"name": "mAP<", "unit": "%", "value": 0.8125, "interval": 0.01}
+    report = {"step": 7, "split": "<s>", "metrics": [metric]}
+    words = {"title": "A<B", "summary": "<i>", "command": "<c>"}
+    (file, *_) = write_page(tmp_path, [picture], ["<u>"], report, **words)
     page = ElementTree.fromstring(file.read_text())
-    texts = {"h1": "A<B", "p": "<i>", "nav/a": "<b>", ".//li": "<u>", ".//code": "<c>"}
+    texts = {".//h1": "A<B", ".//h2": "<b>", ".//header/p": "<i>", ".//nav/a": "<b>"}
+    texts |= {".//li": "<u>", ".//code": "<c>", ".//figcaption": 'say "x" & y'}
+    texts |= {".//caption": "Report of step 7, <s> images", ".//tbody//td": "81.2 % ± 1.0"}
+    texts |= {".//tbody//th": "mAP<", ".//title": "A<B"}
     assert {path: page.findtext(path) for path in texts} == texts
     assert [image.attrib["alt"] for image in page.iter("img")] == ['<b>. say "x" & y']

@@ -224,7 +224,7 @@ def test_random_groups_are_equal_parts_in_any_order():
     num_groups=st.sampled_from([2, 3]),
 )
 def test_proposition_1(seed, scale, offset, kind, num_groups):
-    """Softmax ≤ type I ≤ type II, for any grouping, equal or not."""
+    """Softmax ≤ tight ≤ loose, for any grouping, equal or not."""
     rng = np.random.default_rng(seed)
     features = 10**scale * rng.normal(size=(8, 6))
     weights, bias = rng.normal(offset, 1, (6, 4)), rng.normal(0, 10 ** min(scale, 1), 4)
