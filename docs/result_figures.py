@@ -50,7 +50,7 @@ _NUMBER = re.compile(r"([+−]?[\d.]+) ± ([\d.]+)")
 def read_table(text: str, heading: str) -> tuple[list[str], dict[str, list[str]]]:
     """The headings of the first table below a heading, and its rows by the name in front."""
     section = text.partition(f"# {heading}\n")[2]
-    lines = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)[0].splitlines()
+    lines = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)[0].splitlines()
     columns, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     rows, last = {}, ""
     for name, *cells in body:
@@ -83,7 +83,7 @@ def draw(name: str, heading: str, common: str, title: str) -> None:
     for place, number in enumerate(shown):
         panel = figure.add_subplot(-(-len(shown) // 3), min(3, len(shown)), place + 1)
         for y, cells in enumerate(cells[number] for cells in rows.values()):
-            value, bar = (float(part.replace("−", "-")) for part in _NUMBER.search(cells).groups())
+            value, bar = (float(part.replace("−", "-")) for part in _NUMBER.findall(cells)[0])
             ground = style.BLUE if "**" in cells else "white"
             marker = {"marker": "o", "markersize": 5, "markerfacecolor": ground}
             panel.errorbar(value, y, xerr=bar, color=style.BLUE, elinewidth=1.6, **marker)

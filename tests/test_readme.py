@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import re
+import runpy
 import shlex
 import textwrap
 from pathlib import Path
@@ -73,6 +74,20 @@ def test_the_comparisons_with_other_packages_run(page):
     package = "pytorch_metric_learning"
     without = None if importlib.util.find_spec(package) else package
     run_blocks(page, without)
+
+
+def test_figures_have_every_row_of_their_table():
+    names = runpy.run_path(str(ROOT / "docs/result_figures.py"))
+    read_table = names["read_table"]
+    text = (ROOT / "experiments/RESULTS.md").read_text(encoding="utf-8")
+    for name, (heading, common, _) in names["FIGURES"].items():
+        columns, rows = read_table(text, heading)
+        assert f"figures/{name}.png" in text
+        assert sum(common in column for column in columns) > 1
+        assert len(rows) == len([*filter(None, rows)]) > 1
+    _, rows = read_table(text, "Four times as long: eight pairs, 3,200 steps")
+    assert {"direct sum, as written", "direct sum, stopped, second rate"} <= set(rows)
+    assert "rml" in read_table(text, "Eight losses")[1]
 
 
 class TinyImages(tfds.core.GeneratorBasedBuilder, skip_registration=True):
