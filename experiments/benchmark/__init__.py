@@ -1,5 +1,5 @@
 """Every loss against what people use today, in one process on the same arrays.
 
-`cases` lists the losses, `torch_forms` how PyTorch's users write them. `solvers` has the
-prototypes. `measure` takes time and memory, and `run` writes the tables.
+`cases` lists the losses, `torch_forms` how PyTorch's users write them. `measure` takes time and
+memory, and `run` writes the tables.
 """

@@ -20,14 +20,11 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints the tables, writes them."""
-    from experiments.benchmark.accelerator import PROBLEMS, run_accelerator
+    from experiments.benchmark.accelerator import PROBLEMS, add_names, run_accelerator
 
     parser = argparse.ArgumentParser("python -m experiments.benchmark", description=__doc__)
-    names = list(dict.fromkeys(problem.name for problem in PROBLEMS))
+    add_names(parser)
     dtypes = list(dict.fromkeys(problem.dtype for problem in PROBLEMS))
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; default: all"
-    )
     parser.add_argument("--dtype", choices=dtypes, help="only rows of this dtype")
     parser.add_argument(
         "--minutes", type=float, default=5, help="after which no group of six rows is started"
@@ -37,12 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--shrink", type=int, default=1, help="divides batches and classes: 64 for a CPU"
     )
     options = parser.parse_args(arguments)
-    if unknown := set(options.names).difference(names):
-        parser.error(f"unknown loss {sorted(unknown)[0]!r}; choose from {', '.join(names)}")
-
     problems = []
     for problem in PROBLEMS:
-        if problem.name in (options.names or names) and options.dtype in (None, problem.dtype):
+        named = not options.names or problem.name in options.names
+        if named and options.dtype in (None, problem.dtype):
             n, d, C = problem.size
             size = type(problem.size)(max(n // options.shrink, 16), d, max(C // options.shrink, 4))
             problems.append(problem._replace(size=size))

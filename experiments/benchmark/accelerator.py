@@ -10,6 +10,7 @@ import gc
 import importlib.metadata
 import platform
 import time
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,40 +27,39 @@ from jax import Array, lax
 import jaxloss
 from experiments.benchmark import dense_forms
 from experiments.benchmark.cases import CASES, GROUPS, Size
-from experiments.benchmark.measure import digits, jax_program, jax_run, take_turns, torch_run
+from experiments.benchmark.measure import (
+    digits,
+    jax_program,
+    jax_run,
+    take_turns,
+    torch_run,
+    with_int64,
+)
 
 Dtype = Literal["bfloat16", "float32", "mixed"]
 """Of all float arrays; `mixed` is bfloat16 features and float32 weights."""
 Features = Literal["random", "clustered"]
 
 BY_NAME = {case.name: case for case in CASES}
-OURS, BARE, COMPILED, EAGER, DENSE = (
+TIMED = OURS, BARE, COMPILED, EAGER, DENSE = (
     *("jaxloss", "bare products", "torch.compile", "PyTorch eager", "dense JAX"),
 )
-TIMED = OURS, BARE, COMPILED, EAGER, DENSE
-TORCH = {COMPILED: True, EAGER: False}
-"""Forms in PyTorch, and whether they are compiled."""
-WITH_MEMORY = WITH_ERRORS = OURS, DENSE, COMPILED, EAGER
-_AT_ONCE = 6
-"""Rows that are compiled before they are timed."""
-_THREADS = 4
-"""That compile for XLA, beside the one that compiles for PyTorch."""
+TORCH = {COMPILED: True, EAGER: False}  # Forms in PyTorch, and whether they are compiled.
+COMPARED = OURS, DENSE, COMPILED, EAGER  # In memory and errors.
+_AT_ONCE = 6  # Rows that are compiled before they are timed.
+_THREADS = 4  # That compile for XLA, beside the one that compiles for PyTorch.
 _TURNS = 20
-_SECONDS = 1.2
-"""Of all turns of a row."""
-_MOST_SCORES = 2**30
-"""That the bare products hold at once."""
+_SECONDS = 1.2  # Of all turns of a row.
+_MOST_SCORES = 2**30  # That the bare products hold at once.
 
 
 class Problem(NamedTuple):
     """A row: a loss, its size and the dtype of its arrays."""
 
-    name: str
-    """Of the case."""
+    name: str  # Of the case.
     size: Size
     dtype: Dtype
-    with_errors: bool = False
-    """Whether the errors are measured too, against the dense form in float64 on the host."""
+    with_errors: bool = False  # Whether they are measured, against float64 on the host.
 
 
 _PAIRS = "nca", "supervised_contrastive", "info_nce", "sigmoid_contrastive"
@@ -84,18 +84,27 @@ def _others(dtype: Dtype) -> list[Problem]:
     return [Problem(name, size, dtype) for name, size in sizes.items()]
 
 
-PROBLEMS: tuple[Problem, ...] = (
-    *_important(1, "bfloat16"),
-    *_important(0, "bfloat16"),
-    *_important(2, "bfloat16"),
-    *_important(1, "float32"),
-    *_important(0, "float32"),
+PROBLEMS: tuple[Problem, ...] = (  # The most important ones first.
+    *(problem for place in (1, 0, 2) for problem in _important(place, "bfloat16")),
+    *(problem for place in (1, 0) for problem in _important(place, "float32")),
     *_others("bfloat16"),
     Problem("classifier", Size(4_096, 512, 100_000), "mixed"),
     *_important(2, "float32"),
     *_others("float32"),
 )
-"""The most important ones first."""
+
+
+def add_names(parser: ArgumentParser) -> None:
+    """The names of losses as arguments; none is all."""
+    names = list(dict.fromkeys(problem.name for problem in PROBLEMS))
+
+    def known(name: str) -> str:
+        if name not in names:
+            raise ArgumentTypeError(f"unknown loss {name!r}; choose from {', '.join(names)}")
+        return name
+
+    text = f"of {', '.join(names)}; default: all"
+    parser.add_argument("names", nargs="*", metavar="NAME", type=known, help=text)
 
 
 @dataclass
@@ -109,8 +118,7 @@ class Row:
     errors: dict[Features, dict[str, tuple[float, float]]] = field(default_factory=dict)
     """Of the value, and the largest of a gradient, relative to the largest number."""
     failures: dict[str, str] = field(default_factory=dict)
-    teraflops: float = 0.0
-    """A second, of the bare products."""
+    teraflops: float = 0.0  # A second, of the bare products.
     measured_megabytes: float | None = None
     """Of jaxloss by the device's own count, where it is the largest of the process so far."""
 
@@ -244,18 +252,8 @@ def _torch() -> Any:
 
 
 def _tensors(torch: Any, arrays: Sequence[Array]) -> list[Any]:
-    """The same memory; PyTorch's losses take int64 classes."""
-    tensors = [torch.from_dlpack(jax.block_until_ready(array)) for array in arrays]
-    return [tensor if tensor.is_floating_point() else tensor.long() for tensor in tensors]
-
-
-def _torch_functions(torch: Any, name: str) -> dict[str, Callable[..., Any]]:
-    from experiments.benchmark.torch_forms import FORMS
-
-    return {
-        form: torch.compile(FORMS[name], dynamic=False) if compiled else FORMS[name]
-        for form, compiled in TORCH.items()
-    }
+    """The same memory."""
+    return with_int64([torch.from_dlpack(jax.block_until_ready(array)) for array in arrays])
 
 
 def _torch_runs(
@@ -277,15 +275,12 @@ def _free(torch: Any) -> None:
 # Rows ----
 
 
-@dataclass
-class _Prepared:
+class _Prepared(NamedTuple):
     row: Row
     arrays: list[Array]
     tensors: list[Any]
-    programs: dict[str, Future[Any]]
-    """By XLA."""
-    in_torch: dict[str, Callable[..., Any]]
-    """Functions of tensors."""
+    programs: dict[str, Future[Any]]  # By XLA.
+    in_torch: dict[str, Callable[..., Any]]  # Functions of tensors.
     references: dict[Features, Future[Any]]
     clustered: list[Array] | None
 
@@ -320,9 +315,15 @@ def _prepare(problem: Problem, pool: ThreadPoolExecutor, torch: Any) -> _Prepare
             references[features] = pool.submit(_reference, problem, drawn)
     tensors, in_torch = [], {}
     if torch is not None:
+        from experiments.benchmark.torch_forms import FORMS
+
+        form = FORMS[problem.name]
         try:
             tensors = _tensors(torch, arrays)
-            in_torch = _torch_functions(torch, problem.name)
+            in_torch = {
+                name: torch.compile(form, dynamic=False) if compiled else form
+                for name, compiled in TORCH.items()
+            }
         except Exception as error:
             row.failures |= dict.fromkeys(TORCH, _reason(error))
         _attempt(row, COMPILED, _torch_runs(in_torch, tensors, problem))
@@ -426,7 +427,7 @@ def _measure_errors(
                 tensors = _tensors(torch, prepared.clustered)
                 runs |= _torch_runs(prepared.in_torch, tensors, row.problem)
         runs = {name: run for name, run in runs.items() if name not in row.failures}
-        for name in (name for name in WITH_ERRORS if name in runs):
+        for name in (name for name in COMPARED if name in runs):
             if (results := _attempt(row, name, runs)) is not None:
                 row.errors.setdefault(features, {})[name] = _errors(results, reference)
 
@@ -496,24 +497,27 @@ def report(rows: Sequence[Row], number: int, command: str, seconds: float) -> st
     """The tables, in Markdown."""
     lines = [*_heading(command), "", f"{len(rows)} of {number} rows, {seconds:.0f} s.", ""]
     lines += ["Times in ms; the last columns are the time of jaxloss divided by another.", ""]
-    lines += [
-        *_time_table(rows),
-        "",
-        "Memory beside the arguments, in MB:",
-        "",
-        *_memory_table(rows),
+    lines += [*_time_table(rows), "", "Memory beside the arguments, in MB:", ""]
+    memory = [
+        [*problem_cells(row.problem), *(_digits(row.megabytes.get(form)) for form in COMPARED)]
+        for row in rows
     ]
+    lines += table_of([*_PROBLEM, *COMPARED], memory)
     ratios = [r.measured_megabytes / r.megabytes[OURS] for r in rows if r.measured_megabytes]
     if ratios:
-        lines += [
-            "",
-            f"Where jaxloss raised the peak of the process, the device counted {min(ratios):.2f} "
-            f"to {max(ratios):.2f} times these numbers ({len(ratios)} rows).",
-        ]
+        raised = "Where jaxloss raised the peak of the process, the device counted"
+        of = f"{min(ratios):.2f} to {max(ratios):.2f} times these numbers ({len(ratios)} rows)."
+        lines += ["", f"{raised} {of}"]
     lines += ["", "Errors of the value and of the gradient, relative to float64:", ""]
     if reasons := {r.failures["reference"] for r in rows if "reference" in r.failures}:
         lines += [f"No reference: {', '.join(sorted(reasons))}.", ""]
-    return "\n".join((*lines, *_error_table(rows))) + "\n"
+    errors = [
+        [*problem_cells(row.problem), features, *(_error(of.get(form)) for form in COMPARED)]
+        for row in rows
+        for features, of in row.errors.items()
+    ]
+    lines += table_of([*_PROBLEM, "features", *COMPARED], errors)
+    return "\n".join(lines) + "\n"
 
 
 def _heading(command: str) -> list[str]:
@@ -529,17 +533,16 @@ def _heading(command: str) -> list[str]:
 
 def problem_cells(problem: Problem) -> list[str]:
     """The name, the size and the dtype, as tables have them."""
-    sizes = problem.size if _has_classes(problem) else problem.size[:2]
+    sizes = problem.size[: 3 if "labels" in BY_NAME[problem.name].arrays else 2]
     return [problem.name, " × ".join(f"{number:,}" for number in sizes), problem.dtype]
 
 
-def _has_classes(problem: Problem) -> bool:
-    return "labels" in BY_NAME[problem.name].arrays
+_PROBLEM = ("loss", "size", "dtype")
 
 
 def _time_table(rows: Sequence[Row]) -> list[str]:
     last = ["to best PyTorch", "to bare products", "bare products (TFLOP/s)"]
-    return table_of(["loss", "size", "dtype", *TIMED, *last], [_time_cells(row) for row in rows])
+    return table_of([*_PROBLEM, *TIMED, *last], [_time_cells(row) for row in rows])
 
 
 def _time_cells(row: Row) -> list[str]:
@@ -552,23 +555,6 @@ def _time_cells(row: Row) -> list[str]:
         *(row.failures.get(name) or _digits(times.get(name)) for name in TIMED),
         *map(_digits, (*ratios, row.teraflops or None)),
     ]
-
-
-def _memory_table(rows: Sequence[Row]) -> list[str]:
-    cells = [
-        [*problem_cells(row.problem), *(_digits(row.megabytes.get(name)) for name in WITH_MEMORY)]
-        for row in rows
-    ]
-    return table_of(["loss", "size", "dtype", *WITH_MEMORY], cells)
-
-
-def _error_table(rows: Sequence[Row]) -> list[str]:
-    cells = [
-        [*problem_cells(row.problem), features, *(_error(errors.get(k)) for k in WITH_ERRORS)]
-        for row in rows
-        for features, errors in row.errors.items()
-    ]
-    return table_of(["loss", "size", "dtype", "features", *WITH_ERRORS], cells)
 
 
 def table_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

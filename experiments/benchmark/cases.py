@@ -27,19 +27,15 @@ ANGLE, FACE_SCALE = 0.5, 64.0
 class Size(NamedTuple):
     """How large the arrays of a loss are."""
 
-    n: int
-    """Batch size."""
-    d: int
-    """Dimension of the features; 0 for a loss on logits."""
-    C: int
-    """Number of classes."""
+    n: int  # Batch size.
+    d: int  # Dimension of the features; 0 for a loss on logits.
+    C: int  # Number of classes.
 
 
 class Floor(NamedTuple):
     """What a loss and its gradient cannot avoid."""
 
-    run: Callable[..., object]
-    """Takes the arrays of the loss."""
+    run: Callable[..., object]  # Takes the arrays of the loss.
     text: str
 
 
@@ -47,25 +43,16 @@ class Floor(NamedTuple):
 class Case:
     """A loss, its arrays and its sizes."""
 
-    name: str
-    """Also of its form in PyTorch, a key of `torch_forms.FORMS`."""
-    loss: Callable[..., Array]
-    """From the arrays to a scalar."""
-    paper: Size
-    """The size at which the paper uses it."""
-    source: str
-    """Data set, network and batch of that size."""
-    arrays: tuple[str, ...]
-    """Names of the arrays, keys of `_DRAWS`."""
+    name: str  # Also of its form in PyTorch, a key of `torch_forms.FORMS`.
+    loss: Callable[..., Array]  # From the arrays to a scalar.
+    paper: Size  # The size at which the paper uses it.
+    source: str  # Data set, network and batch of that size.
+    arrays: tuple[str, ...]  # Names of the arrays, keys of `_DRAWS`.
     floor: Floor
-    grows: Literal["n", "C"] = "n"
-    """What is ten times larger at the large size."""
-    optax: Callable[..., Array] | None = None
-    """The same by optax."""
-    composition: Callable[..., Array] | None = None
-    """The same from simpler functions of `jaxloss`."""
-    small_only: tuple[str, ...] = ()
-    """Forms that need more than 4 GB at the large size, and are left out there."""
+    grows: Literal["n", "C"] = "n"  # What is ten times larger at the large size.
+    optax: Callable[..., Array] | None = None  # The same by optax.
+    composition: Callable[..., Array] | None = None  # From simpler functions of `jaxloss`.
+    small_only: tuple[str, ...] = ()  # Forms that need more than 4 GB at the large size.
     tolerance: float = TOLERANCE
     """Largest disagreement of forms that are timed. It is large where the loss chooses pairs by the
     order of their distances, which is another for each form where two are equal but for rounding.
@@ -128,9 +115,7 @@ _DRAWS: dict[str, Callable[[np.random.Generator, Size], np.ndarray]] = {
     "values": lambda rng, size: np.linspace(2, 0.1, min(size.d, size.C)),
 }
 NUM_REFERENCES = 65_536
-OWN_KEYS = 4
-"""Mined negatives of each query."""
-
+OWN_KEYS = 4  # Mined negatives of each query.
 BASE_CLASSES = 64
 
 # Floors: the factors of a backward product have the shapes of the real ones, not their values.
@@ -216,46 +201,15 @@ def _at_temperature_d(loss: Callable[..., Array], **options) -> Callable[..., Ar
     )
 
 
-def _assigned(loss: Callable[..., Array]) -> Callable[..., Array]:
-    return lambda features, labels, prototypes, assignment: loss(
-        features, labels, prototypes, assignment=assignment
-    )
-
-
 _margin_softmax = partial(jaxloss.margin_softmax_loss, margin=MARGIN, scale=SCALE)
 _nca = _at_temperature_d(jaxloss.nca_loss)
-
-
-def _cosine_margin_softmax(features: Array, labels: Array, weights: Array) -> Array:
-    return _margin_softmax(jaxloss.cosine_logits(features, weights), labels)
-
-
-def _nca_references(
-    features: Array, labels: Array, references: Array, reference_labels: Array
-) -> Array:
-    return _nca(features, labels, references=references, reference_labels=reference_labels)
+_integers = optax.softmax_cross_entropy_with_integer_labels
 
 
 def _spectral_sum_with_basis(*arrays: Array) -> Array:
     *arguments, vectors, values = arrays
     basis = jaxloss.SpectralBasis(vectors, values)
     return jaxloss.spectral_sum_loss(*arguments, metric_loss=_nca, basis=basis)
-
-
-def _classifier_composition(features: Array, labels: Array, weights: Array, bias: Array) -> Array:
-    return jaxloss.softmax_loss(jaxloss.linear_logits(features, weights, bias), labels)
-
-
-def _triplet(mining: Literal["hard", "semihard", "all"]) -> Callable[..., Array]:
-    return partial(jaxloss.triplet_loss, mining=mining)
-
-
-def _optax_softmax(logits: Array, labels: Array) -> Array:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-
-def _optax_sigmoid(logits: Array, labels: Array) -> Array:
-    return _optax_targets(logits, jnp.arange(logits.shape[1]) == labels[:, None])
 
 
 def _optax_multilabel_softmax(logits: Array, targets: Array) -> Array:
@@ -275,14 +229,6 @@ def _with_metrics(loss: Callable[..., Any]) -> Callable[..., Array]:
         return value + 0 * sum(metrics)  # XLA does not see that this adds nothing.
 
     return value
-
-
-def _info_nce_own_keys(queries: Array, keys: Array, own_keys: Array) -> Array:
-    return jaxloss.info_nce_loss(queries, keys, own_keys=own_keys)
-
-
-def _squared_products(queries: Array, keys: Array) -> Array:
-    return jnp.mean(product(queries, keys.T) ** 2)
 
 
 _IMAGENET = Size(256, 0, 1000), "ImageNet, batch 256"
@@ -306,20 +252,25 @@ _FACES = Size(512, 512, 10_572), "CASIA-WebFace, batch 512, d = 512"
 
 _LAYER = ("features", "labels", "weights", "bias")
 _on_logits = partial(Case, arrays=("logits", "labels"), floor=ONE_EXPONENTIAL, grows="C")
-_on_features = partial(Case, arrays=("features", "labels"))
 _on_layer = partial(Case, arrays=_LAYER)
-_on_prototypes = partial(
-    Case, arrays=("features", "labels", "prototypes", "assignment"), floor=ONE_PASS
-)
+_PROTOTYPES = ("features", "labels", "prototypes", "assignment")
 _on_pairs = partial(Case, arrays=("features", "labels"), floor=PAIRS)
 _on_views = partial(Case, arrays=("features", "view"), floor=TWO_SIDES)
 _on_proxies = partial(Case, arrays=_LAYER[:3], floor=LINEAR)
 _on_targets = partial(Case, arrays=("logits", "targets"), floor=ONE_EXPONENTIAL)
+_triplet = partial(partial, jaxloss.triplet_loss)
 
 
 def _stopped(name: str, loss: Callable[..., Array], *size: Any, floor: Floor) -> Case:
     """A sum of softmax and NCA with a constant projection."""
     return _on_layer(f"{name}_stopped", partial(loss, stop_gradient=True), *size, floor=floor)
+
+
+def _on_prototypes(name: str, loss: Callable[..., Array], *size: Any) -> Case:
+    def assigned(x: Array, y: Array, prototypes: Array, assignment: Array) -> Array:
+        return loss(x, y, prototypes, assignment=assignment)
+
+    return Case(name, assigned, *size, arrays=_PROTOTYPES, floor=ONE_PASS)
 
 
 _sum = partial(jaxloss.sum_loss, metric_loss=_nca)
@@ -332,32 +283,33 @@ _arcface = partial(
 )
 
 CASES: tuple[Case, ...] = (
-    _on_logits("softmax", jaxloss.softmax_loss, *_IMAGENET, optax=_optax_softmax),
-    _on_logits("sigmoid", jaxloss.sigmoid_loss, *_TIERED, optax=_optax_sigmoid),
-    _on_logits("margin_softmax", _margin_softmax, *_MARGIN),
-    Case(
-        "cosine_margin_softmax",
-        _cosine_margin_softmax,
-        *_COSINES,
-        arrays=_LAYER[:3],
-        floor=LINEAR,
+    _on_logits(
+        "softmax", jaxloss.softmax_loss, *_IMAGENET, optax=lambda z, y: _integers(z, y).mean()
     ),
-    _on_features(
-        "nca",
-        _nca,
-        *_MINI,
-        floor=PAIRS,
-        own=(Size(16_384, 640, BASE_CLASSES), Size(65_536, 64, BASE_CLASSES)),
+    _on_logits(
+        "sigmoid",
+        jaxloss.sigmoid_loss,
+        *_TIERED,
+        optax=lambda z, y: _optax_targets(z, jnp.arange(z.shape[1]) == y[:, None]),
+    ),
+    _on_logits("margin_softmax", _margin_softmax, *_MARGIN),
+    _on_proxies(
+        "cosine_margin_softmax",
+        lambda x, y, w: _margin_softmax(jaxloss.cosine_logits(x, w), y),
+        *_COSINES,
+    ),
+    _on_pairs(
+        "nca", _nca, *_MINI, own=(Size(16_384, 640, BASE_CLASSES), Size(65_536, 64, BASE_CLASSES))
     ),
     Case(
         "nca_references",
-        _nca_references,
+        lambda x, y, m, n: _nca(x, y, references=m, reference_labels=n),
         *_QUEUE,
         arrays=("features", "labels", "references", "reference_labels"),
         floor=REFERENCES,
     ),
-    _on_features("prototypical", _means(num_classes=BASE_CLASSES), *_MINI, floor=CLASS_MEANS),
-    _on_features("prototypical_by_samples", _means(), *_MINI, floor=CLASS_MEANS),
+    _on_pairs("prototypical", _means(num_classes=BASE_CLASSES), *_MINI, floor=CLASS_MEANS),
+    _on_pairs("prototypical_by_samples", _means(), *_MINI, floor=CLASS_MEANS),
     _on_layer("sum", _sum, *_MINI, floor=SUM),
     _on_layer(*_DIRECT, *_MINI, floor=DIRECT_SUM),
     _stopped(*_DIRECT, *_MINI, floor=DIRECT_SUM),
@@ -375,12 +327,12 @@ CASES: tuple[Case, ...] = (
         jaxloss.classifier_loss,
         *_LINEAR,
         floor=LINEAR,
-        composition=_classifier_composition,
+        composition=lambda x, y, w, b: jaxloss.softmax_loss(jaxloss.linear_logits(x, w, b), y),
         own=(Size(256, 512, 10_000), Size(256, 512, 100_000), Size(256, 512, 1_000_000)),
     ),
     _on_layer("group_softmax", _group_softmax, *_GROUPS, floor=GROUP, grows="C"),
-    _on_prototypes("prototype", _assigned(jaxloss.prototype_loss), *_SPHERE),
-    _on_prototypes("dot_regression", _assigned(jaxloss.dot_regression_loss), *_CIFAR),
+    _on_prototypes("prototype", jaxloss.prototype_loss, *_SPHERE),
+    _on_prototypes("dot_regression", jaxloss.dot_regression_loss, *_CIFAR),
     _on_targets("sigmoid_of_targets", jaxloss.sigmoid_loss, *_COCO, optax=_optax_targets),
     _on_targets("two_way", jaxloss.two_way_loss, *_COCO),
     _on_targets("sample_wise", jaxloss.sample_wise_loss, *_COCO),
@@ -393,17 +345,8 @@ CASES: tuple[Case, ...] = (
     ),
     _on_targets("asymmetric", jaxloss.asymmetric_loss, *_COCO),
     _on_targets("warp", jaxloss.warp_loss, *_COCO, floor=ONE_PASS),
-    _on_targets(
-        "robust_multilabel",
-        jaxloss.robust_multilabel_loss,
-        *_COCO,
-        floor=ONE_PASS,
-    ),
-    _on_pairs(
-        "supervised_contrastive",
-        jaxloss.supervised_contrastive_loss,
-        *_METRIC,
-    ),
+    _on_targets("robust_multilabel", jaxloss.robust_multilabel_loss, *_COCO, floor=ONE_PASS),
+    _on_pairs("supervised_contrastive", jaxloss.supervised_contrastive_loss, *_METRIC),
     _on_pairs(
         "nt_xent",
         partial(jaxloss.supervised_contrastive_loss, denominator="negatives"),
@@ -412,7 +355,7 @@ CASES: tuple[Case, ...] = (
         small_only=("optax",),
     ),
     # The least that a loss of two towers can take: what the products of each library take.
-    _on_views("products", _squared_products, *_VIEWS),
+    _on_views("products", lambda a, b: jnp.mean(product(a, b.T) ** 2), *_VIEWS),
     _on_views("info_nce", jaxloss.info_nce_loss, *_VIEWS),
     # Beside the loss alone, in the column of compositions.
     _on_views(
@@ -423,7 +366,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "info_nce_own_keys",
-        _info_nce_own_keys,
+        lambda queries, keys, own: jaxloss.info_nce_loss(queries, keys, own_keys=own),
         _VIEWS[0],
         f"{_VIEWS[1]}; {OWN_KEYS} mined negatives of each query",
         arrays=("features", "view", "own_keys"),
@@ -433,14 +376,9 @@ CASES: tuple[Case, ...] = (
     _on_pairs("multi_similarity", jaxloss.multi_similarity_loss, *_METRIC),
     _on_pairs("circle", jaxloss.circle_loss, *_METRIC),
     # Two nearest negatives can be as near, but for rounding.
-    _on_pairs("triplet_hard", _triplet("hard"), *_METRIC, tolerance=0.3),
-    _on_pairs(
-        "triplet_semihard",
-        _triplet("semihard"),
-        *_METRIC,
-        tolerance=0.3,
-    ),
-    _on_pairs("triplet_all", _triplet("all"), *_METRIC, small_only=("PML",)),
+    _on_pairs("triplet_hard", _triplet(mining="hard"), *_METRIC, tolerance=0.3),
+    _on_pairs("triplet_semihard", _triplet(mining="semihard"), *_METRIC, tolerance=0.3),
+    _on_pairs("triplet_all", _triplet(mining="all"), *_METRIC, small_only=("PML",)),
     _on_proxies("proxy_anchor", jaxloss.proxy_anchor_loss, *_CUB),
     _on_proxies("proxy_nca", jaxloss.proxy_nca_loss, *_CUB),
     _on_proxies("arcface", _arcface, *_FACES),

@@ -19,6 +19,7 @@ from experiments.benchmark.accelerator import (
     BY_NAME,
     PROBLEMS,
     Problem,
+    add_names,
     bare_products,
     problem_cells,
     specs,
@@ -31,8 +32,7 @@ from experiments.topologies import tpu_devices
 class Operation(NamedTuple):
     """An operation of a compiled program that runs by itself."""
 
-    of: str
-    """The JAX functions that it comes from."""
+    of: str  # The JAX functions that it comes from.
     shape: str
     cycles: int
     trips: int
@@ -118,17 +118,13 @@ def compiled_text(problem: Problem, device: Any, *, bare: bool = False) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compiles the losses one by one, prints a table."""
     parser = argparse.ArgumentParser("python -m experiments.benchmark.cycles", description=__doc__)
-    names = list(dict.fromkeys(problem.name for problem in PROBLEMS))
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
+    add_names(parser)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--topology", default="v5e:2x2", help="of which one chip is used")
     parser.add_argument(
         "--operations", type=int, default=0, help="so many of the longest are listed below"
     )
     options = parser.parse_args(arguments)
-    if unknown := set(options.names).difference(names):
-        parser.error(f"unknown loss {sorted(unknown)[0]!r}; choose from {', '.join(names)}")
-
     try:
         device = tpu_devices(options.topology)[0]
     except ConfigError as error:
@@ -138,40 +134,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         n, _, C = problem.size
         if problem.dtype != options.dtype or not 4_096 <= n <= 8_192 or C > 100_000:
             continue
-        if problem.name not in (options.names or names):
+        if options.names and problem.name not in options.names:
             continue
         print(problem.name, file=sys.stderr, flush=True)
         found = operations(compiled_text(problem, device))
         bare = operations(compiled_text(problem, device, bare=True))
-        products = total(it for it in found if it.is_product)
-        rows.append((problem, total(found), products, total(bare)))
+        sums = total(found), total(it for it in found if it.is_product), total(bare)
+        million = [f"{cycles / 1e6:.2f}" for cycles in sums]
+        rows.append([*problem_cells(problem), *million, f"{sums[0] / sums[2]:.1f}"])
         listed += ["", f"{problem.name}:", ""]
         for it in sorted(found, key=lambda it: -it.total)[: options.operations]:
             times = f"{it.total / 1e6:.3f} = {it.trips} × {it.cycles:,}"
             listed.append(f"- {times}: {it.shape} {it.of}")
 
-    print(*lines_of(rows), *(listed if options.operations else ()), sep="\n")
+    headings = ["loss", "size", "dtype", "jaxloss", "in products", "bare products", "ratio"]
+    print(*table_of(headings, rows), *(listed if options.operations else ()), sep="\n")
     return 0
 
 
 def total(operations: Iterable[Operation]) -> int:
     """Cycles."""
     return sum(it.total for it in operations)
-
-
-def lines_of(rows: Sequence[tuple[Problem, int, int, int]]) -> list[str]:
-    """The table, in million cycles."""
-    return table_of(
-        ["loss", "size", "dtype", "jaxloss", "in products", "bare products", "ratio"],
-        [
-            (
-                *problem_cells(problem),
-                *(f"{x / 1e6:.2f}" for x in (found, products, bare)),
-                f"{found / bare:.1f}",
-            )
-            for problem, found, products, bare in rows
-        ],
-    )
 
 
 if __name__ == "__main__":

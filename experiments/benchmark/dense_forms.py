@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +41,7 @@ def _cosines(features: Array, labels: Array) -> tuple[Array, Array, Array]:
     return _product(units, units.T), same & ~jnp.eye(len(labels), dtype=bool), ~same
 
 
-def _logsumexp(values: Array, where: Array, axis: int = 1) -> Array:
-    return nn.logsumexp(values, axis=axis, where=where)
+_logsumexp = partial(nn.logsumexp, axis=1)
 
 
 def nca(features: Array, labels: Array) -> Array:
@@ -50,21 +50,21 @@ def nca(features: Array, labels: Array) -> Array:
     scores = (2 * _product(features, features.T) - squares) / features.shape[1]
     others = ~jnp.eye(len(labels), dtype=bool)
     same = others & (labels[:, None] == labels[None, :])
-    return jnp.mean(_logsumexp(scores, others) - _logsumexp(scores, same))
+    return jnp.mean(_logsumexp(scores, where=others) - _logsumexp(scores, where=same))
 
 
 def supervised_contrastive(features: Array, labels: Array) -> Array:
     """The mean of the positives' logits, and one log-sum-exp."""
     cosines, positive, negative = _cosines(features, labels)
     own = jnp.sum(cosines, axis=1, where=positive) / jnp.sum(positive, axis=1)
-    return jnp.mean(_logsumexp(cosines / 0.1, positive | negative) - own / 0.1)
+    return jnp.mean(_logsumexp(cosines / 0.1, where=positive | negative) - own / 0.1)
 
 
 def multi_similarity(features: Array, labels: Array) -> Array:
     """Two masked log-sum-exps."""
     cosines, positive, negative = _cosines(features, labels)
-    pull = nn.softplus(_logsumexp(-2 * (cosines - 0.5), positive)) / 2
-    push = nn.softplus(_logsumexp(50 * (cosines - 0.5), negative)) / 50
+    pull = nn.softplus(_logsumexp(-2 * (cosines - 0.5), where=positive)) / 2
+    push = nn.softplus(_logsumexp(50 * (cosines - 0.5), where=negative)) / 50
     return jnp.mean(pull + push)
 
 
@@ -104,8 +104,8 @@ def proxy_anchor(features: Array, labels: Array, proxies: Array) -> Array:
     own = nn.one_hot(labels, proxies.shape[1], dtype=bool)
     present = jnp.any(own, axis=0)
     # The gradient of a log-sum-exp of nothing is NaN.
-    pull = nn.softplus(_logsumexp(-32 * (cosines - 0.1), own | ~present, axis=0))
-    push = nn.softplus(_logsumexp(32 * (cosines + 0.1), ~own, axis=0))
+    pull = nn.softplus(_logsumexp(-32 * (cosines - 0.1), where=own | ~present, axis=0))
+    push = nn.softplus(_logsumexp(32 * (cosines + 0.1), where=~own, axis=0))
     return jnp.mean(pull, where=present) + jnp.mean(push)
 
 
@@ -129,16 +129,11 @@ def prototypical(features: Array, labels: Array) -> Array:
 
 
 FORMS: dict[str, Callable[..., Array]] = {
-    "nca": nca,
-    "supervised_contrastive": supervised_contrastive,
-    "multi_similarity": multi_similarity,
-    "info_nce": info_nce,
-    "sigmoid_contrastive": sigmoid_contrastive,
-    "classifier": classifier,
-    "arcface": arcface,
-    "proxy_anchor": proxy_anchor,
-    "proxy_nca": proxy_nca,
-    "prototypical": prototypical,
+    form.__name__: form
+    for form in (
+        *(nca, supervised_contrastive, multi_similarity, info_nce, sigmoid_contrastive),
+        *(classifier, arcface, proxy_anchor, proxy_nca, prototypical),
+    )
 }
 """By the name of the case."""
 

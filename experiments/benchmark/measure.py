@@ -14,16 +14,11 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
-TURNS = 100
-"""Of every form."""
-_FEWEST_TURNS = 3
-_TURN = 0.005
-"""Seconds."""
-_SECONDS = 8.0
-"""Of all turns of all forms, after the third turn."""
-_MOST_CALLS = 50
-TOLERANCE = 1e-3
-"""Largest disagreement of forms that are timed, unless a case has another."""
+TURNS = 100  # Of every form.
+_FEWEST_TURNS, _MOST_CALLS = 3, 50
+_TURN = 0.005  # Seconds.
+_SECONDS = 8.0  # Of all turns of all forms, after the third turn.
+TOLERANCE = 1e-3  # Largest disagreement of forms that are timed, unless a case has another.
 
 
 class Form(NamedTuple):
@@ -35,19 +30,6 @@ class Form(NamedTuple):
     """What all forms must agree on, such as value and gradients; empty for a floor."""
     temporary_bytes: int = 0
     """Most memory that one run holds beside its arguments and its results."""
-
-
-class Row(NamedTuple):
-    """One problem, and its forms: a row of a table."""
-
-    table: str
-    """Heading of the table."""
-    problem: dict[str, Any]
-    """By heading, what is computed."""
-    forms: dict[str, dict[str, Any]]
-    """For each form what `measure` returns; that of this project is `jaxloss`."""
-    result: dict[str, Any]
-    """By heading, what else the table shows."""
 
 
 def usable_cores() -> list[int]:
@@ -109,15 +91,18 @@ def torch_form(
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tensors = [torch.tensor(array, device=device) for array in arrays]
-    # PyTorch's losses take int64 classes.
-    tensors = [tensor if tensor.is_floating_point() else tensor.long() for tensor in tensors]
+    tensors = with_int64([torch.tensor(array, device=device) for array in arrays])
     if compiled:
         torch.compiler.reset()
         function = torch.compile(function, dynamic=False)
     run = torch_run(function, tensors, differentiable)
     run()  # Compiles.
     return Form(run, [result.detach().cpu().numpy() for result in run()])
+
+
+def with_int64(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors, with classes as PyTorch's losses take them."""
+    return [tensor if tensor.is_floating_point() else tensor.long() for tensor in tensors]
 
 
 def torch_run(
@@ -160,16 +145,15 @@ def disagreement(results: Sequence[Any], expected: Sequence[Any]) -> float:
 
 
 def measure(
-    forms: Mapping[str, Form], *, few: bool = False, tolerance: float = TOLERANCE
+    forms: Mapping[str, Form], *, tolerance: float = TOLERANCE
 ) -> dict[str, dict[str, Any]]:
     """Times the forms that agree with `jaxloss` in turns, A B C A B C ..., about 5 ms each.
 
-    With `few`, it takes a tenth of the turns. For each form it returns the median, the
-    interquartile range and the fastest of its calls in milliseconds, and `ratio`: the time of
-    jaxloss over that of the form, of the fastest calls. Threads that wait for one another, as
-    OpenMP's do in PyTorch, lose far more than XLA's when another process takes a core for a while;
-    the medians of a busy machine would flatter JAX. For a form that disagrees by
-    more than `tolerance`, only `failure`.
+    For each form it returns the median, the interquartile range and the fastest of its calls in
+    milliseconds, and `ratio`: the time of jaxloss over that of the form, of the fastest calls.
+    Threads that wait for one another, as OpenMP's do in PyTorch, lose far more than XLA's when
+    another process takes a core for a while; the medians of a busy machine would flatter JAX. For a
+    form that disagrees by more than `tolerance`, only `failure`.
     """
     expected = forms["jaxloss"].results
     rows: dict[str, dict[str, Any]] = {}
@@ -178,7 +162,7 @@ def measure(
         agrees = difference <= tolerance
         rows[name] = {} if agrees else {"failure": f"differs by {difference:.1g}"}
     runs = {name: forms[name].run for name, row in rows.items() if not row}
-    samples = take_turns(runs, TURNS // 10 if few else TURNS)
+    samples = take_turns(runs, TURNS)
     for name, times in samples.items():
         low, median, high = 1e3 * np.percentile(times, [25, 50, 75])
         rows[name] = {

@@ -7,16 +7,15 @@ import logging
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pandas as pd
 
 from experiments.benchmark.measure import (
-    Row,
     cores_of_others,
     digits,
     jax_form,
@@ -32,32 +31,41 @@ try:
 
     from experiments.benchmark.cases import CASES, Case, Size, SizeName
     from experiments.benchmark.package_forms import PACKAGE
-    from experiments.benchmark.solvers import measure_assignments, measure_spreads
     from experiments.benchmark.torch_forms import FORMS
 except ImportError as error:
     raise ConfigError(f'{error}; the benchmark needs pip install -e ".[benchmark]"') from error
 
-SOLVERS: dict[str, Callable[[SizeName], Iterator[Row]]] = {
-    "uniform_prototypes": measure_spreads,
-    "assign_prototypes": measure_assignments,
-}
-QUIET = 0.1
-"""The most cores that other programs may use."""
+QUIET = 0.1  # The most cores that other programs may use.
 TORCH = {"PyTorch eager": False, "torch.compile": True}
 """Forms in PyTorch, and whether they are compiled."""
-_MOST_LOGITS = 10**8
-"""Of a composition, which keeps them."""
-_PACKAGES = (
-    *("jaxloss", "jax", "jaxlib", "optax", "numpy", "scipy", "torch"),
+_MOST_LOGITS = 10**8  # Of a composition, which keeps them.
+_PACKAGES = [
+    "jaxloss",
+    "jax",
+    "jaxlib",
+    "optax",
+    "numpy",
+    "scipy",
+    "torch",
     "pytorch-metric-learning",
-)
-_FORMS = (*TORCH, "PML", "PyTorch", "PyTorch's loop", "scipy", "composition", "optax", "floor")
+]
+_FORMS = (*TORCH, "PML", "composition", "optax", "floor")
 """All forms beside `jaxloss`, in the order of the columns."""
-_TABLES = {
+_TABLES: dict[SizeName, str] = {
     "paper": "The size of the paper",
     "large": "Ten times larger",
     "own": "Sizes of single losses",
 }
+
+
+class Row(NamedTuple):
+    """One loss at one size: a row of a table."""
+
+    loss: str
+    size: str
+    forms: dict[str, dict[str, Any]]
+    """For each form what `measure` returns; that of this project is `jaxloss`."""
+    memory: dict[str, str | None]  # By heading.
 
 
 def run_benchmark(
@@ -65,10 +73,10 @@ def run_benchmark(
 ) -> str:
     """Measures the losses at the sizes, one after the other; returns the report, in Markdown.
 
-    Names are those of cases and keys of `SOLVERS`; all of them if there is none. With `allow_load`,
-    other programs may run, and the report says so; else that is a `ConfigError`.
+    Names are those of cases; all of them if there is none. With `allow_load`, other programs may
+    run, and the report says so; else that is a `ConfigError`.
     """
-    known = [case.name for case in CASES] + list(SOLVERS)
+    known = [case.name for case in CASES]
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"unknown loss {unknown[0]!r}; choose from {', '.join(known)}")
     cases = [case for case in CASES if case.name in (names or known)]
@@ -82,29 +90,19 @@ def run_benchmark(
     warnings.filterwarnings("ignore", module="torch.*")
     # A graph break is part of the form, where a size depends on the data.
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    start = os.getloadavg()[0]
-
-    def measured() -> Iterator[Row]:
-        for size in sizes:
-            for case in cases:
-                for shape in case.sizes(size):
-                    yield measure_case(case, size, shape)
-        for name in SOLVERS:
-            for size in sizes if name in (names or known) else ():
-                yield from SOLVERS[name](size)
-
-    rows: list[Row] = []
-    for row in measured():
-        rows.append(row)
-        problem = ", ".join(map(str, row.problem.values()))
-        print(f"{problem}: {row.forms['jaxloss']['median_ms']:.3g} ms", flush=True)
+    start, tables = os.getloadavg()[0], []
+    for size in sizes:
+        rows = []
+        for case, shape in ((of, shape) for of in cases for shape in of.sizes(size)):
+            row = measure_case(case, size, shape)
+            rows.append(row)
+            print(f"{row.loss}, {row.size}: {row.forms['jaxloss']['median_ms']:.3g} ms", flush=True)
+        if rows:
+            tables += ["", f"### {_TABLES[size]}", "", *time_table(rows)]
     lines = []
     if others > QUIET:
-        lines = [
-            f"**Other programs used {others:.1f} of {cores} cores at the start: the times are "
-            "those of a busy machine.**",
-            "",
-        ]
+        busy = f"**Other programs used {others:.1f} of {cores} cores at the start: the times are "
+        lines = [f"{busy}those of a busy machine.**", ""]
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
     lines += [
         f"Command: `{command}`. How to read the tables: experiments/BENCHMARKS.md.",
@@ -112,14 +110,11 @@ def run_benchmark(
         f"{_processor()}, cores: {cores}, device {jax.devices()[0].device_kind}; load {start:.2f} "
         f"at the start, {os.getloadavg()[0]:.2f} at the end. Python {platform.python_version()}, "
         f"{versions}.",
+        "",
     ]
-    if cases:
-        meaning = [(case.name, case.source, case.floor.text) for case in cases]
-        lines += ["", *table(["loss", "size of the paper", "floor"], meaning)]
-    for heading in dict.fromkeys(row.table for row in rows):
-        lines += ["", f"### {heading}", ""]
-        lines += time_table([row for row in rows if row.table == heading])
-    return "\n".join(lines) + "\n"
+    meaning = [(case.name, case.source, case.floor.text) for case in cases]
+    lines += table(["loss", "size of the paper", "floor"], meaning)
+    return "\n".join([*lines, *tables]) + "\n"
 
 
 def measure_case(case: Case, size: SizeName, shape: Size) -> Row:
@@ -146,13 +141,10 @@ def measure_case(case: Case, size: SizeName, shape: Size) -> Row:
         for name in ("jaxloss", "composition", "optax")
     }
     gradients = sum(array.nbytes for array in forms["jaxloss"].results[1:])
+    memory["gradients (MB)"] = digits(1e-6 * gradients)
     forms["floor"] = jax_form(case.floor.run, arrays, None)
-    return Row(
-        _TABLES[size],
-        {"loss": case.name, "size": " × ".join(f"{number:,}" for number in shape if number)},
-        measure(forms, tolerance=case.tolerance) | failures,
-        memory | {"gradients (MB)": digits(1e-6 * gradients)},
-    )
+    timed = measure(forms, tolerance=case.tolerance) | failures
+    return Row(case.name, " × ".join(f"{number:,}" for number in shape if number), timed, memory)
 
 
 def _processor() -> str:
@@ -166,28 +158,17 @@ def _processor() -> str:
 def time_table(rows: Sequence[Row]) -> list[str]:
     """A Markdown table: the time of `jaxloss`, and the ratios of the other forms."""
     cells = []
-    for row in rows:
-        ours = row.forms["jaxloss"]
-        timed = [row.forms[n] for n in (*TORCH, "PML") if "ratio" in row.forms.get(n, {})]
+    for loss, size, forms, memory in rows:
+        timed = [forms[n] for n in (*TORCH, "PML") if "ratio" in forms.get(n, {})]
         best = max(timed, key=lambda form: form["ratio"], default=None)
+        ours = f"{digits(forms['jaxloss']['median_ms'])} ± {digits(forms['jaxloss']['spread_ms'])}"
         cells.append(
-            {
-                **{name: _number(value) for name, value in row.problem.items()},
-                "jaxloss (ms)": f"{digits(ours['median_ms'])} ± {digits(ours['spread_ms'])}",
-                "best": best and bold(_ratio(best)),
-                **{name: _ratio(row.forms[name]) if name in row.forms else None for name in _FORMS},
-                **{name: _number(value) for name, value in row.result.items()},
-            }
+            {"loss": loss, "size": size, "jaxloss (ms)": ours, "best": best and bold(_ratio(best))}
+            | {name: _ratio(forms[name]) if name in forms else None for name in _FORMS}
+            | memory
         )
     frame = pd.DataFrame(cells, dtype=object).dropna(axis="columns", how="all")
     return table(list(frame), frame.to_numpy().tolist())
-
-
-def _number(value: Any) -> Any:
-    """A count or a cosine as tables print it; anything else as it is."""
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.3f}" if isinstance(value, float) else value
 
 
 def _ratio(form: dict[str, Any]) -> str:

@@ -26,14 +26,12 @@ def sigmoid(logits: Tensor, targets: Tensor) -> Tensor:
 
 def margin_softmax(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy with a margin on the target's logit, as the paper's authors write it."""
-    margins = F.one_hot(labels, logits.shape[1]).to(logits.dtype) * MARGIN
-    return F.cross_entropy(SCALE * (logits - margins), labels)
+    return F.cross_entropy(SCALE * (logits - MARGIN * F.one_hot(labels, logits.shape[1])), labels)
 
 
 def cosine_margin_softmax(features: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """The margin on cosines."""
-    logits = F.normalize(features) @ F.normalize(weights, dim=0)
-    return margin_softmax(logits, labels)
+    return margin_softmax(F.normalize(features) @ F.normalize(weights, dim=0), labels)
 
 
 def nca(features: Tensor, labels: Tensor) -> Tensor:
@@ -139,10 +137,8 @@ def group_softmax(features: Tensor, labels: Tensor, weights: Tensor, bias: Tenso
     numbers = torch.arange(GROUPS, device=features.device)
     is_member = groups[:, None, :] == numbers[None, :, None]
     logits = (features[:, None, :] * is_member) @ weights + bias / GROUPS
-    targets = labels[:, None].expand(-1, GROUPS).reshape(-1)
-    return F.cross_entropy(logits.reshape(-1, logits.shape[2]), targets, reduction="sum") / len(
-        features
-    )
+    targets = labels.repeat_interleave(GROUPS)
+    return GROUPS * F.cross_entropy(logits.reshape(-1, logits.shape[2]), targets)
 
 
 def prototype(features: Tensor, labels: Tensor, prototypes: Tensor, assignment: Tensor) -> Tensor:
@@ -233,11 +229,6 @@ def nt_xent(features: Tensor, labels: Tensor) -> Tensor:
     logits = cosines / 0.1
     negatives = logits.masked_fill(~negative, -torch.inf).logsumexp(1, keepdim=True)
     return (F.softplus(negatives - logits) * positive).sum() / positive.sum()
-
-
-def squared_products(queries: Tensor, keys: Tensor) -> Tensor:
-    """No loss: three products, and little else."""
-    return (queries @ keys.T).square().mean()
 
 
 def info_nce(queries: Tensor, keys: Tensor) -> Tensor:
@@ -344,11 +335,6 @@ def proxy_anchor(features: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
     return pull + F.softplus(push).mean()
 
 
-def proxy_nca(features: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
-    """On cosines: the norms of 1 cancel in the softmax."""
-    return F.cross_entropy(18 * F.normalize(features) @ F.normalize(proxies, dim=0), labels)
-
-
 def arcface(features: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """The angle is added by cosines and sines of sums, without `acos`."""
     cosines = F.normalize(features) @ F.normalize(weights, dim=0)
@@ -381,54 +367,29 @@ def barlow_twins(first: Tensor, second: Tensor) -> Tensor:
     return (1 - own).square().sum() + 5e-3 * (correlations.square().sum() - own.square().sum())
 
 
-def multilabel_softmax(logits: Tensor, targets: Tensor) -> Tensor:
-    """The positives of a sample share its probability."""
-    return F.cross_entropy(logits, targets / targets.sum(1, keepdim=True))
-
-
-FORMS: dict[str, Callable[..., Any]] = {
+_ALIKE = (
+    *(margin_softmax, cosine_margin_softmax, nca, nca_references, direct_sum, spectral_sum),
+    *(group_softmax, prototype, dot_regression, two_way, asymmetric, warp, robust_multilabel),
+    *(supervised_contrastive, nt_xent, info_nce, info_nce_metrics, info_nce_own_keys),
+    *(sigmoid, sigmoid_contrastive, multi_similarity, circle, classifier, proxy_anchor, arcface),
+    *(triplet_hard, triplet_semihard, triplet_all, vicreg, barlow_twins),
+)
+FORMS: dict[str, Callable[..., Any]] = {form.__name__: form for form in _ALIKE} | {
     "softmax": F.cross_entropy,
-    "sigmoid": sigmoid,
-    "margin_softmax": margin_softmax,
-    "cosine_margin_softmax": cosine_margin_softmax,
-    "nca": nca,
-    "nca_references": nca_references,
+    "sum": sum_of_losses,
     "prototypical": partial(prototypical, num_classes=BASE_CLASSES),
     "prototypical_by_samples": prototypical,
-    "sum": sum_of_losses,
-    "direct_sum": direct_sum,
     "direct_sum_stopped": partial(direct_sum, stopped=True),
-    "spectral_sum": spectral_sum,
     "spectral_sum_stopped": partial(spectral_sum, stopped=True),
     "spectral_sum_with_basis": spectral_sum,
-    "classifier": classifier,
-    "group_softmax": group_softmax,
-    "prototype": prototype,
-    "dot_regression": dot_regression,
     "sigmoid_of_targets": sigmoid,
-    "two_way": two_way,
     "sample_wise": partial(two_way, dims=(1,)),
     "class_wise": partial(two_way, dims=(0,)),
-    "multilabel_softmax": multilabel_softmax,
-    "asymmetric": asymmetric,
-    "warp": warp,
-    "robust_multilabel": robust_multilabel,
-    "supervised_contrastive": supervised_contrastive,
-    "nt_xent": nt_xent,
-    "products": squared_products,
-    "info_nce": info_nce,
-    "info_nce_metrics": info_nce_metrics,
-    "info_nce_own_keys": info_nce_own_keys,
-    "sigmoid_contrastive": sigmoid_contrastive,
-    "multi_similarity": multi_similarity,
-    "circle": circle,
-    "triplet_hard": triplet_hard,
-    "triplet_semihard": triplet_semihard,
-    "triplet_all": triplet_all,
-    "proxy_anchor": proxy_anchor,
-    "proxy_nca": proxy_nca,
-    "arcface": arcface,
-    "vicreg": vicreg,
-    "barlow_twins": barlow_twins,
+    # The positives of a sample share its probability.
+    "multilabel_softmax": lambda z, t: F.cross_entropy(z, t / t.sum(1, keepdim=True)),
+    # On cosines: the norms of 1 cancel in the softmax.
+    "proxy_nca": lambda x, y, w: F.cross_entropy(18 * F.normalize(x) @ F.normalize(w, dim=0), y),
+    # No loss: three products, and little else.
+    "products": lambda queries, keys: (queries @ keys.T).square().mean(),
 }
 """By the name of the case."""

@@ -35,7 +35,7 @@ class Benchmark:
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ()
-    """Such as `softmax nca direct_sum`, `uniform_prototypes`, `assign_prototypes`; default: all."""
+    """Such as `softmax nca direct_sum`; default: all."""
     size: Literal["paper", "large", "own", "all"] = "paper"
     """The size of each loss's paper, ten times larger, further sizes of single losses, or all."""
     out: Path = Path("runs", "benchmark")
