@@ -1,32 +1,26 @@
-"""How many pairs of runs a paired comparison needs."""
+"""How many pairs of runs a paired comparison needs: a two-sided paired t-test at 5 %."""
 
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import scipy.optimize
-import scipy.stats
+from scipy.optimize import brentq
+from scipy.special import fdtri, ncfdtr
 
 from experiments.reporting.markdown import table
 
-POWERS = (0.8, 0.9)
-"""Probabilities of finding a difference."""
+POWERS = (0.8, 0.9)  # Probabilities of finding a difference.
 
 
 def paired_power(pairs: int, effect: float, deviation: float) -> float:
-    """Probability that a two-sided paired t-test at 5 % finds a difference.
+    """Probability that the test finds a difference, by the noncentral F distribution of t².
 
-    By the noncentral t distribution: n − 1 degrees of freedom, shift √n · effect/deviation, for n
-    `pairs`, at least 2, whose differences have the mean `effect` and this deviation, above 0.
+    The differences of n `pairs`, at least 2, have the mean `effect` and this deviation, above 0.
     """
-    shift = math.sqrt(pairs) * abs(effect) / deviation
-    critical = scipy.stats.t.ppf(0.975, pairs - 1)
-    power = float(scipy.stats.nct.sf(critical, pairs - 1, shift))
-    # A significant difference of the wrong sign: below 1e-11 at larger shifts, where SciPy has NaN.
-    return power + float(scipy.stats.nct.cdf(-critical, pairs - 1, shift)) if shift < 7 else power
+    critical = fdtri(1, pairs - 1, 0.95)
+    return float(1 - ncfdtr(1, pairs - 1, pairs * (effect / deviation) ** 2, critical))
 
 
 def pairs_needed(effect: float, deviation: float, power: float) -> int:
@@ -38,7 +32,7 @@ def pairs_needed(effect: float, deviation: float, power: float) -> int:
 
 def smallest_effect(pairs: int, deviation: float, power: float) -> float:
     """The mean of the differences that `pairs` pairs find with probability `power`."""
-    ratio: Any = scipy.optimize.brentq(lambda e: paired_power(pairs, e, 1.0) - power, 0.0, 100.0)
+    ratio: Any = brentq(lambda effect: paired_power(pairs, effect, 1.0) - power, 0.0, 100.0)
     return deviation * ratio
 
 

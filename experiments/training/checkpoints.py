@@ -9,7 +9,6 @@ The sum is the same however a leaf is spread over devices.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -43,8 +42,7 @@ _ORBAX_LOG = logging.getLogger("absl")
 CHECKPOINTS_FOLDER = "checkpoints"
 
 _FORMAT = 4
-_NEWEST = 2
-"""How many of the newest checkpoints stay: one damaged file must not cost the run."""
+_NEWEST = 2  # Of the newest checkpoints stay: one damaged file must not cost the run.
 
 
 class CheckpointError(ExperimentError):
@@ -103,7 +101,7 @@ def class_sharding(leaf: Any) -> NamedSharding | None:
     return sharding if isinstance(sharding, NamedSharding) and CLASS_AXIS in sharding.spec else None
 
 
-class Checkpoints:
+class Checkpoints(managers.PreservationPolicy):
     """The checkpoints of one run: the newest two, and the best by validation.
 
     With several processes, all of them open the folder, which all of them see, and call every
@@ -127,7 +125,7 @@ class Checkpoints:
         trash = None if read_only or is_remote(directory) else ".trash"
         options = ocp.CheckpointManagerOptions(
             create=not read_only,
-            preservation_policy=_Preserved(self._rank),
+            preservation_policy=self,
             cleanup_tmp_directories=not read_only,
             todelete_subdir=trash,
             async_options=ocp.AsyncOptions(barrier_sync_fn=_meet),
@@ -169,10 +167,7 @@ class Checkpoints:
         types, is returned by `restore` and `meta`. `validation` ranks the checkpoint; None, NaN and
         infinities rank below every number.
         """
-        values = {
-            name: leaf if class_sharding(leaf) is not None else _copy(name, leaf)
-            for name, leaf in _by_name(state).items()
-        }
+        values = {name: _copy(name, leaf) for name, leaf in _by_name(state).items()}
         value = math.nan if validation is None else float(validation)
         header = {
             "format": _FORMAT,
@@ -247,11 +242,9 @@ class Checkpoints:
             {name: self._describe(leaf) for name, leaf in wanted.items()},
             self._path(step),
         )
-        state = self._reading(step, lambda: self._read_leaves(step, wanted, header))
-        leaves = [state[name] for name in wanted]
-        return Restored(
-            step, jax.tree.unflatten(jax.tree.structure(target), leaves), header["meta"]
-        )
+        found = self._reading(step, lambda: self._read_leaves(step, wanted, header))
+        state = jax.tree.unflatten(jax.tree.structure(target), [found[name] for name in wanted])
+        return Restored(step, state, header["meta"])
 
     def _describe(self, leaf: Any) -> str:
         """The dtype and the shape of a leaf, without classes that fill up devices."""
@@ -360,48 +353,34 @@ class Checkpoints:
                 except OSError as cause:
                     raise CheckpointError(f"cannot read {path}: {cause}") from error
             reason = f"{type(error).__name__}: {error}"
-            reason = textwrap.shorten(reason, 200, placeholder=" …")
-            raise self._damaged(step, reason) from error
+            raise self._damaged(step, textwrap.shorten(reason, 200, placeholder=" …")) from error
 
     def _damaged(self, step: int, reason: str) -> DamagedCheckpointError:
         return DamagedCheckpointError(step, f"checkpoint {self._path(step)} is damaged ({reason})")
 
     def _set_aside(self, error: DamagedCheckpointError) -> None:
+        def rename() -> None:
+            first = f"damaged-{error.step}"
+            names = itertools.chain([first], (f"{first}-{n}" for n in itertools.count(2)))
+            path = next(path for name in names if not (path := self._directory / name).exists())
+            self._path(error.step).rename(path)
+            logger.warning("%s: renamed to %s", error, path.name)
+
         self._headers.pop(error.step, None)
         if self._read_only:
             logger.warning("%s", error)
         else:
-            first = f"damaged-{error.step}"
-            names = itertools.chain([first], (f"{first}-{n}" for n in itertools.count(2)))
-            free = (path for name in names if not (path := self._directory / name).exists())
-
-            def rename() -> None:
-                path = next(free)
-                self._path(error.step).rename(path)
-                logger.warning("%s: renamed to %s", error, path.name)
-
             on_first(rename)
+
+    def should_preserve(self, checkpoints: Any, *, context: Any) -> Sequence[bool]:
+        """For Orbax: the newest ones and the best, by the validations in their headers."""
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        best = max(steps, key=lambda step: (self._rank(step), step))
+        return [step == best or step in sorted(steps)[-_NEWEST:] for step in steps]
 
     def _empty_trash(self) -> None:
         if self._trash is not None and is_first():
             shutil.rmtree(self._trash, ignore_errors=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Preserved(managers.PreservationPolicy):
-    """Keeps the newest checkpoints and the best one, by the validations in their headers."""
-
-    rank: Callable[[int], float]
-
-    def should_preserve(
-        self,
-        checkpoints: Sequence[managers.PolicyCheckpointInfo],
-        *,
-        context: managers.PreservationContext,
-    ) -> Sequence[bool]:
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        best = max(steps, key=lambda step: (self.rank(step), step))
-        return [step == best or step in sorted(steps)[-_NEWEST:] for step in steps]
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -420,7 +399,9 @@ def _by_name(tree: Any) -> dict[str, Any]:
     }
 
 
-def _copy(name: str, leaf: Any) -> np.ndarray:
+def _copy(name: str, leaf: Any) -> Any:
+    if class_sharding(leaf) is not None:
+        return leaf
     # A copy: the next training step may reuse the memory while the file is being written.
     value = np.array(leaf, order="C", copy=True)
     if value.dtype.kind in "OSUMm":
@@ -457,10 +438,13 @@ def _check_fit(stored: Mapping[str, str], wanted: Mapping[str, str], path: Path)
         if stored.get(name) != wanted.get(name)
     ]
     if problems:
-        more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
-        raise CheckpointError(
-            f"checkpoint {path} does not fit:\n  " + "\n  ".join(problems[:10]) + more
-        )
+        raise CheckpointError(f"checkpoint {path} does not fit:{some_lines(problems)}")
+
+
+def some_lines(problems: Sequence[str], most: int = 10) -> str:
+    """A line for each of the first problems, and the number of the others."""
+    more = [f"and {len(problems) - most} more"] if len(problems) > most else []
+    return "".join(f"\n  {line}" for line in [*problems[:most], *more])
 
 
 def _is_within(name: str, parts: tuple[str, ...]) -> bool:

@@ -26,11 +26,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.errors import ExperimentError
-from experiments.training.checkpoints import CheckpointError, Checkpoints, checkpoints_folder
+from experiments.training.checkpoints import (
+    CheckpointError,
+    Checkpoints,
+    checkpoints_folder,
+    some_lines,
+)
 
 _SUFFIX = ".safetensors"
-_SHOWN = 10
-"""Largest number of entries that a message names."""
 _LEAVES = {
     "kernel": "weight",
     "scale": "weight",
@@ -90,27 +93,17 @@ def _from_file(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
         for tree in trees
         for place, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
-    problems = [
-        f"{name} {list(shape)}: missing" for name, shape in shapes.items() if name not in stored
-    ]
-    problems += [
-        f"{name}: unexpected" for name in stored if name not in shapes and not _is_ignored(name)
-    ]
+    problems = [f"{name}: unexpected" for name in stored if not (name in shapes or _ignored(name))]
     for name, shape in shapes.items():
-        if name not in stored:
-            continue
-        array = stored[name]
-        if array.shape != shape:
+        array = stored.get(name)
+        if array is None:
+            problems.append(f"{name} {list(shape)}: missing")
+        elif array.shape != shape:
             problems.append(f"{name}: {list(array.shape)} in the file, {list(shape)} wanted")
         elif not jnp.issubdtype(array.dtype, jnp.floating):
             problems.append(f"{name}: {array.dtype} in the file, floats wanted")
     if problems:
-        more = len(problems) - _SHOWN
-        raise WeightsError(
-            f"{path} does not fit the backbone:\n  "
-            + "\n  ".join(problems[:_SHOWN])
-            + (f"\n  and {more} more" if more > 0 else "")
-        )
+        raise WeightsError(f"{path} does not fit the backbone:{some_lines(problems)}")
 
     def value(place: Any, leaf: Any) -> jax.Array:
         array = stored[_torchvision_name(place)].astype(np.float32)
@@ -180,7 +173,7 @@ def _torch_shape(place: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(ours[axis] for axis in range(len(shape)))
 
 
-def _is_ignored(name: str) -> bool:
+def _ignored(name: str) -> bool:
     return name.startswith(("fc.", "head.")) or name.endswith(
         (".num_batches_tracked", ".relative_position_index")
     )
