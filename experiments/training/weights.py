@@ -93,7 +93,7 @@ def _from_file(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
         for tree in trees
         for place, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
-    problems = [f"{name}: unexpected" for name in stored if not (name in shapes or _ignored(name))]
+    problems = []
     for name, shape in shapes.items():
         array = stored.get(name)
         if array is None:
@@ -102,6 +102,8 @@ def _from_file(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
             problems.append(f"{name}: {list(array.shape)} in the file, {list(shape)} wanted")
         elif not jnp.issubdtype(array.dtype, jnp.floating):
             problems.append(f"{name}: {array.dtype} in the file, floats wanted")
+    others = (name for name in stored if name not in shapes and not _ignored(name))
+    problems += [f"{name}: unexpected" for name in others]
     if problems:
         raise WeightsError(f"{path} does not fit the backbone:{some_lines(problems)}")
 
