@@ -50,12 +50,7 @@ _DIFFERENCES = (
 
 
 def _photographs(
-    description: str,
-    name: str,
-    *,
-    images: int,
-    epochs: int,
-    drops: tuple[int, ...],
+    description: str, name: str, *, images: int, epochs: int, drops: tuple[int, ...]
 ) -> Preset:
     """ResNet-50 with a row of Table B.1: the rate is divided by ten at the epochs `drops`."""
     epoch = images // _BATCH_SIZE

@@ -15,15 +15,7 @@ from jax import Array, lax
 
 import jaxloss
 from experiments.config import Count, TrainConfig, to_dict
-from experiments.contracts import (
-    Loss,
-    Metric,
-    Objective,
-    Outputs,
-    Problem,
-    Protocol,
-    measured,
-)
+from experiments.contracts import Loss, Metric, Objective, Outputs, Problem, Protocol, measured
 from experiments.data.sampling import episode_classes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import (

@@ -13,14 +13,7 @@ from annotated_types import Ge
 
 import jaxloss
 from experiments.config import Count, NamedLoss, Share, TrainConfig, Weight, to_dict
-from experiments.contracts import (
-    Metric,
-    Objective,
-    Outputs,
-    PairMetrics,
-    Problem,
-    Protocol,
-)
+from experiments.contracts import Metric, Objective, Outputs, PairMetrics, Problem, Protocol
 from experiments.errors import ConfigError
 from experiments.evaluation.classification import predict_classes, shared_predictions
 from experiments.evaluation.feature_space import unit_features

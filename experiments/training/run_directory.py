@@ -236,10 +236,7 @@ class Recorder:
             # Before the checkpoint: a run that resumes from it needs the lines up to its step.
             self._log.store()
         self._checkpoints.save(
-            step,
-            state,
-            meta={**self._meta, "seconds": self.seconds},
-            validation=value,
+            step, state, meta={**self._meta, "seconds": self.seconds}, validation=value
         )
 
     def finish(self) -> None:
