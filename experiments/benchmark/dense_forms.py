@@ -128,12 +128,11 @@ def prototypical(features: Array, labels: Array) -> Array:
     return _mean_entropy(logits.at[rows, labels].multiply(factors), labels)
 
 
+_OF_PAIRS = (nca, supervised_contrastive, multi_similarity, prototypical)
+_OF_TOWERS = (info_nce, sigmoid_contrastive)
+_OF_WEIGHTS = (classifier, arcface, proxy_anchor, proxy_nca)
 FORMS: dict[str, Callable[..., Array]] = {
-    form.__name__: form
-    for form in (
-        *(nca, supervised_contrastive, multi_similarity, info_nce, sigmoid_contrastive),
-        *(classifier, arcface, proxy_anchor, proxy_nca, prototypical),
-    )
+    form.__name__: form for form in (*_OF_PAIRS, *_OF_TOWERS, *_OF_WEIGHTS)
 }
 """By the name of the case."""
 

@@ -367,14 +367,17 @@ def barlow_twins(first: Tensor, second: Tensor) -> Tensor:
     return (1 - own).square().sum() + 5e-3 * (correlations.square().sum() - own.square().sum())
 
 
-_ALIKE = (
-    *(margin_softmax, cosine_margin_softmax, nca, nca_references, direct_sum, spectral_sum),
-    *(group_softmax, prototype, dot_regression, two_way, asymmetric, warp, robust_multilabel),
-    *(supervised_contrastive, nt_xent, info_nce, info_nce_metrics, info_nce_own_keys),
-    *(sigmoid, sigmoid_contrastive, multi_similarity, circle, classifier, proxy_anchor, arcface),
-    *(triplet_hard, triplet_semihard, triplet_all, vicreg, barlow_twins),
-)
-FORMS: dict[str, Callable[..., Any]] = {form.__name__: form for form in _ALIKE} | {
+_OF_LOGITS = (sigmoid, margin_softmax, two_way, asymmetric, warp, robust_multilabel)
+_OF_WEIGHTS = (cosine_margin_softmax, classifier, group_softmax, proxy_anchor, arcface)
+_SUMS = (direct_sum, spectral_sum, prototype, dot_regression)
+_OF_PAIRS = (nca, nca_references, supervised_contrastive, nt_xent, multi_similarity, circle)
+_TRIPLETS = (triplet_hard, triplet_semihard, triplet_all)
+_OF_TOWERS = (info_nce, info_nce_metrics, info_nce_own_keys, sigmoid_contrastive)
+_OF_VIEWS = (vicreg, barlow_twins)
+_FAMILIES = (_OF_LOGITS, _OF_WEIGHTS, _SUMS, _OF_PAIRS, _TRIPLETS, _OF_TOWERS, _OF_VIEWS)
+FORMS: dict[str, Callable[..., Any]] = {
+    form.__name__: form for family in _FAMILIES for form in family
+} | {
     "softmax": F.cross_entropy,
     "sum": sum_of_losses,
     "prototypical": partial(prototypical, num_classes=BASE_CLASSES),

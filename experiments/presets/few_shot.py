@@ -19,8 +19,8 @@ Other metric losses, alone and in sums, each with the sharpness that validation 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.presets.photographs import FASHION, JITTERED, RESNET12
@@ -55,28 +55,53 @@ _DIFFERENCES = (
 )
 
 
-def _photographs(
-    description: str,
-    name: str,
-    *,
-    images: int,
-    epochs: int,
-    batch_size: int = 512,
-    validate_every: int,
-    pad: int = 8,
-    loss: IntegratedLoss = _LOSS,
-    sources: Mapping[str, str] = _SOURCES,
-) -> Preset:
-    """ResNet-12 on a data set of photographs, with so many images of the base classes."""
+class _Row(NamedTuple):
+    """A data set of photographs: its images of the base classes, and how it is trained on."""
+
+    title: str
+    name: str
+    images: int
+    epochs: int
+    validate_every: int
+    batch_size: int = 512
+    pad: int = 8
+
+
+_TABLE = {
+    # Tables A, B.
+    "mini-imagenet": _Row("mini-ImageNet (64 / 16 / 20", "mini_imagenet", 38400, 100, 200),
+    "tiered-imagenet": _Row("tiered-ImageNet (351 / 97 / 160", "tiered_imagenet", 448695, 60, 1100),
+    # Tables A, C. Samplings: random 64x2 32x4 16x8 8x16 4x32.
+    "cub": _Row("CUB few-shot (100 / 50 / 50", "cub_fewshot", 5885, 150, 100, batch_size=128),
+    # Tables A, C.
+    "cifar-fs": _Row("CIFAR-FS (64 / 16 / 20", "cifar_fs", 38400, 100, 200, pad=4),
+    # Table D. It has 908 classes and 640 features, which leave a direct sum no subspace. No classes
+    # are left for validation, so the last checkpoint is evaluated. Its table:
+    #     python -m experiments compare inat2017 --sampling random 256x2 128x4 64x8
+    #         --losses sce nca proto sce+nca sce+proto spectral:sce+nca spectral:sce+proto
+    # The powers of Table 6, in 128-way 4-shot batches for NCA and random ones for Proto:
+    #     python -m experiments sweep inat2017 --over loss.power=0.1,0.2,0.3,0.4,0.5
+    #         loss.name/sampling.strategy=spectral:sce+nca/128x4,spectral:sce+proto/random
+    "inat2017": _Row("iNaturalist2017 (908 / – / 227", "inat2017_fewshot", 197612, 100, 800),
+}
+
+
+def _photographs(preset: str, row: _Row) -> Preset:
+    """ResNet-12; with more classes than features, a spectral sum."""
+    loss, sources, sums = _LOSS, _SOURCES, ""
+    if preset == "inat2017":
+        loss, sums = replace(_LOSS, name="spectral:sce+nca", power=0.5), ", spectral sum"
+        sources = _SOURCES | by_option({"Table D": "sampling: batch_size; loss: name power"})
     config = FewShotConfig(
-        data=FewShotData(name=name, **JITTERED, pad=pad),
-        sampling=SamplingConfig(batch_size=batch_size),
+        data=FewShotData(name=row.name, **JITTERED, pad=row.pad),
+        sampling=SamplingConfig(batch_size=row.batch_size),
         model=RESNET12,
         loss=loss,
         optimizer=OptimizerConfig(learning_rate=0.1, weight_decay=5e-4),
-        steps=epochs * (images // batch_size),
-        validate_every=validate_every,
+        steps=row.epochs * (row.images // row.batch_size),
+        validate_every=row.validate_every,
     )
+    description = f"Few-shot transfer on {row.title} classes, ResNet-12{sums})."
     return Preset(description, config, sources, _DIFFERENCES)
 
 
@@ -99,54 +124,5 @@ PRESETS = {
             validate_every=400,
         ),
     ),
-    # Tables A, B.
-    "mini-imagenet": _photographs(
-        "Few-shot transfer on mini-ImageNet (64 / 16 / 20 classes, ResNet-12).",
-        "mini_imagenet",
-        images=38400,
-        epochs=100,
-        validate_every=200,
-    ),
-    # Tables A, B.
-    "tiered-imagenet": _photographs(
-        "Few-shot transfer on tiered-ImageNet (351 / 97 / 160 classes, ResNet-12).",
-        "tiered_imagenet",
-        images=448695,
-        epochs=60,
-        validate_every=1100,
-    ),
-    # Tables A, C. Samplings: random 64x2 32x4 16x8 8x16 4x32.
-    "cub": _photographs(
-        "Few-shot transfer on CUB few-shot (100 / 50 / 50 classes, ResNet-12).",
-        "cub_fewshot",
-        images=5885,
-        epochs=150,
-        batch_size=128,
-        validate_every=100,
-    ),
-    # Tables A, C.
-    "cifar-fs": _photographs(
-        "Few-shot transfer on CIFAR-FS (64 / 16 / 20 classes, ResNet-12).",
-        "cifar_fs",
-        images=38400,
-        epochs=100,
-        validate_every=200,
-        pad=4,
-    ),
-    # Table D. It has 908 classes and 640 features, which leave a direct sum no subspace. No classes
-    # are left for validation, so the last checkpoint is evaluated. Its table:
-    #     python -m experiments compare inat2017 --sampling random 256x2 128x4 64x8
-    #         --losses sce nca proto sce+nca sce+proto spectral:sce+nca spectral:sce+proto
-    # The powers of Table 6, in 128-way 4-shot batches for NCA and random ones for Proto:
-    #     python -m experiments sweep inat2017 --over loss.power=0.1,0.2,0.3,0.4,0.5
-    #         loss.name/sampling.strategy=spectral:sce+nca/128x4,spectral:sce+proto/random
-    "inat2017": _photographs(
-        "Few-shot transfer on iNaturalist2017 (908 / – / 227 classes, ResNet-12, spectral sum).",
-        "inat2017_fewshot",
-        images=197612,
-        epochs=100,
-        validate_every=800,
-        loss=replace(_LOSS, name="spectral:sce+nca", power=0.5),
-        sources=_SOURCES | by_option({"Table D": "sampling: batch_size; loss: name power"}),
-    ),
+    **{name: _photographs(name, row) for name, row in _TABLE.items()},
 }

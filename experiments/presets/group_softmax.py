@@ -12,27 +12,22 @@ An epoch is the number of full batches.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.presets.photographs import (
-    FASHION,
-    FASHION_HOLDOUT,
-    IMAGENET_CROP_NAMES,
-    IMAGENET_CROPS,
-    RESNET50,
-    RUNNING_VARIANCES,
-    SMALLER_FILES,
-)
+from experiments.presets import photographs as shared
 from experiments.presets.preset import MAIN_TEXT, OURS, Preset, by_option
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 
 _BATCH_SIZE = 256
+_SGD = OptimizerConfig(learning_rate=0.1, nesterov=False, weight_decay=1e-4)
 
 _SOURCES = by_option(
     {
         "section B.1": "sampling: batch_size;"
         "optimizer: kind learning_rate momentum weight_decay schedule warmup_steps",
-        "section B.1, as PyTorch's example": IMAGENET_CROP_NAMES,
+        "section B.1, as PyTorch's example": shared.IMAGENET_CROP_NAMES,
         "section B.1, PyTorch's default": "optimizer: nesterov decay_all",
         "Table B.1": "optimizer: decay_steps; steps",
         MAIN_TEXT: "model: backbone widths pooling",
@@ -44,33 +39,29 @@ _DIFFERENCES = (
     "The classifier starts with deviation 0.1 / √d and a constant bias; PyTorch's linear layer "
     "starts uniform in ±1 / √d, with deviation 1 / √(3d). On the icons, group softmax learns "
     "better from the small start: see the comment of icons-groups.",
-    SMALLER_FILES,
-    RUNNING_VARIANCES,
+    shared.SMALLER_FILES,
+    shared.RUNNING_VARIANCES,
 )
 
 
 def _photographs(
-    description: str, name: str, *, images: int, epochs: int, drops: tuple[int, ...]
+    title: str, name: str, images: int, epochs: int, drops: tuple[int, ...], more: str = ""
 ) -> Preset:
     """ResNet-50 with a row of Table B.1: the rate is divided by ten at the epochs `drops`."""
     epoch = images // _BATCH_SIZE
     config = GroupSoftmaxConfig(
-        data=ClassificationData(name=name, **IMAGENET_CROPS),
+        data=ClassificationData(name=name, **shared.IMAGENET_CROPS),
         sampling=SamplingConfig(batch_size=_BATCH_SIZE),
-        model=RESNET50,
+        model=shared.RESNET50,
         loss=GroupLoss(num_groups=4),
-        optimizer=OptimizerConfig(
-            learning_rate=0.1,
-            nesterov=False,
-            weight_decay=1e-4,
-            decay_all=True,
-            schedule="step",
-            decay_steps=tuple(drop * epoch for drop in drops),
+        optimizer=replace(
+            _SGD, decay_all=True, schedule="step", decay_steps=tuple(drop * epoch for drop in drops)
         ),
         steps=epochs * epoch,
         validate_every=5 * epoch,
         log_every=max(1, epoch // 10),
     )
+    description = f"Group softmax on {title}ResNet-50, {epochs} epochs){more}."
     return Preset(description, config, _SOURCES, _DIFFERENCES)
 
 
@@ -89,7 +80,7 @@ PRESETS = {
             data=ClassificationData(holdout=0.15),
             model=ModelConfig(widths=(16, 32, 64, 64)),
             loss=GroupLoss(num_groups=2),
-            optimizer=OptimizerConfig(learning_rate=0.1, nesterov=False, weight_decay=1e-4),
+            optimizer=_SGD,
             steps=800,
         ),
     ),
@@ -101,10 +92,12 @@ PRESETS = {
     "fashion-groups": Preset(
         "Group softmax on 100 images a class of Fashion-MNIST (32×32 grey, Conv4, D = 1,024).",
         GroupSoftmaxConfig(
-            data=ClassificationData(**FASHION, samples_per_class=100, holdout=FASHION_HOLDOUT),
+            data=ClassificationData(
+                **shared.FASHION, samples_per_class=100, holdout=shared.FASHION_HOLDOUT
+            ),
             model=ModelConfig(widths=(16, 32, 64, 1024), pooling="mean"),
             loss=GroupLoss(num_groups=4),
-            optimizer=OptimizerConfig(learning_rate=0.1, nesterov=False, weight_decay=1e-4),
+            optimizer=_SGD,
             steps=800,
             validate_every=200,
         ),
@@ -128,35 +121,17 @@ PRESETS = {
     #         loss.grouping=discriminative,random,contiguous data.subset_seed=0,1,2
     #         data.classes/steps/optimizer.decay_steps=100/89280/29760+59520+74400
     "imagenet-groups": _photographs(
-        "Group softmax on ImageNet-1K (ResNet-50, 120 epochs); --data.classes for subsets.",
-        "imagenet",
-        images=1281167,
-        epochs=120,
-        drops=(30, 60, 90),
+        "ImageNet-1K (", "imagenet", 1281167, 120, (30, 60, 90), "; --data.classes for subsets"
     ),
     # Fine-tuning takes 120 epochs of 295 steps with drops at 30, 60, 90: --model.weights WEIGHTS
     # --optimizer.learning-rate 0.0045 --steps 35400 --optimizer.decay-steps 8850 17700 26550
     "food101-groups": _photographs(
-        "Group softmax on Food-101 (101 classes, ResNet-50, 180 epochs).",
-        "food101",
-        images=75750,
-        epochs=180,
-        drops=(60, 120, 150),
+        "Food-101 (101 classes, ", "food101", 75750, 180, (60, 120, 150)
     ),
     # Table B.1 has 15K images. The supplement does not list them; here they are 60 of each class.
     "caltech256-groups": _photographs(
-        "Group softmax on Caltech-256 (256 classes, ResNet-50, 300 epochs).",
-        "caltech256",
-        images=15360,
-        epochs=300,
-        drops=(120, 240, 270),
+        "Caltech-256 (256 classes, ", "caltech256", 15360, 300, (120, 240, 270)
     ),
     # Table B.1 has 19K images. The supplement names no partition; here it is the first of SUN-397.
-    "sun397-groups": _photographs(
-        "Group softmax on SUN-397 (397 classes, ResNet-50, 300 epochs).",
-        "sun397",
-        images=19850,
-        epochs=300,
-        drops=(120, 240, 270),
-    ),
+    "sun397-groups": _photographs("SUN-397 (397 classes, ", "sun397", 19850, 300, (120, 240, 270)),
 }

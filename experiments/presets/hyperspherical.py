@@ -18,20 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.presets.photographs import (
-    FASHION,
-    FASHION_HOLDOUT,
-    FLOAT16,
-    IMAGENET_CROPS,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    OVER_DEVICES,
-    RESNET32,
-    RESNET50,
-    RUNNING_VARIANCES,
-    SMALLER_FILES,
-    SWIN_T,
-)
+from experiments.presets import photographs as shared
 from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.hyperspherical import (
@@ -54,7 +41,7 @@ _DIFFERENCES = (
     "t rising to 100, which separates the closest pairs further, or a simplex where the classes "
     "are at most d + 1.",
     "An epoch is the number of full batches; the authors' also has the last, smaller batch.",
-    RUNNING_VARIANCES,
+    shared.RUNNING_VARIANCES,
 )
 _LONG_TAILED_DIFFERENCES = (
     *_DIFFERENCES,
@@ -67,9 +54,9 @@ _LONG_TAILED_DIFFERENCES = (
 _IMAGENET_DIFFERENCES = (
     *_DIFFERENCES,
     "The authors' schedule counts epochs, but moves at every step; here it takes all steps.",
-    SMALLER_FILES,
-    OVER_DEVICES,
-    FLOAT16,
+    shared.SMALLER_FILES,
+    shared.OVER_DEVICES,
+    shared.FLOAT16,
 )
 
 _COMMON = by_option(
@@ -133,7 +120,7 @@ def _balanced(data: ClassificationData, *, dim: int, epoch: int):
     return HypersphericalConfig(
         data=data,
         sampling=SamplingConfig(batch_size=128),
-        model=replace(RESNET32, shortcut="conv3x3", dim=dim, projection="linear"),
+        model=replace(shared.RESNET32, shortcut="conv3x3", dim=dim, projection="linear"),
         loss=HypersphericalLoss(reduction="sum"),
         evaluation=_COSINES,
         optimizer=replace(
@@ -164,7 +151,7 @@ def _long_tail(
             name=name, mean=mean, std=std, pad=4, imbalance=0.01, tail_from="mean", mixup=1.0
         ),
         sampling=SamplingConfig(batch_size=128),
-        model=replace(RESNET32, widths=widths, projection="norm"),
+        model=replace(shared.RESNET32, widths=widths, projection="norm"),
         loss=HypersphericalLoss(criterion="dot-regression", lengths="batch"),
         evaluation=_COSINES,
         optimizer=replace(
@@ -206,7 +193,9 @@ _CIFAR_LT = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 _HALVES = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 
 _ON_IMAGENET = HypersphericalConfig(
-    data=ClassificationData(name="imagenet", **IMAGENET_CROPS, mixup=1.0, mixed_labels="larger"),
+    data=ClassificationData(
+        name="imagenet", **shared.IMAGENET_CROPS, mixup=1.0, mixed_labels="larger"
+    ),
     sampling=SamplingConfig(batch_size=1024),
     evaluation=_COSINES,
     optimizer=OptimizerConfig(
@@ -246,7 +235,9 @@ PRESETS = {
     "imagenet200-sphere": Preset(
         "Hyperspherical classification on ImageNet-200 (ResNet-32, 64×64, 250 epochs).",
         _balanced(
-            ClassificationData(name="imagenet200", mean=IMAGENET_MEAN, std=IMAGENET_STD, pad=4),
+            ClassificationData(
+                name="imagenet200", mean=shared.IMAGENET_MEAN, std=shared.IMAGENET_STD, pad=4
+            ),
             dim=50,
             epoch=781,
         ),
@@ -270,7 +261,7 @@ PRESETS = {
         "Hyperspherical classification on ImageNet-1K (ResNet-50, mixup, 100 epochs).",
         replace(
             _ON_IMAGENET,
-            model=replace(RESNET50, dim=512, projection="linear"),
+            model=replace(shared.RESNET50, dim=512, projection="linear"),
             optimizer=replace(_ON_IMAGENET.optimizer, learning_rate=0.5, nesterov=False),
         ),
         _IMAGENET,
@@ -282,7 +273,7 @@ PRESETS = {
         "Hyperspherical classification on ImageNet-1K (Swin-T, AdamW, mixup, 100 epochs).",
         replace(
             _ON_IMAGENET,
-            model=replace(SWIN_T, dim=512, projection="linear"),
+            model=replace(shared.SWIN_T, dim=512, projection="linear"),
             optimizer=replace(_ON_IMAGENET.optimizer, kind="adamw", learning_rate=0.001),
         ),
         _IMAGENET_SWIN,
@@ -313,7 +304,9 @@ PRESETS = {
         "Hyperspherical classification on a long tail of Fashion-MNIST, imbalance 0.01 (Conv4).",
         replace(
             _ICONS,
-            data=ClassificationData(**FASHION, holdout=FASHION_HOLDOUT, imbalance=0.01, mixup=1.0),
+            data=ClassificationData(
+                **shared.FASHION, holdout=shared.FASHION_HOLDOUT, imbalance=0.01, mixup=1.0
+            ),
             model=replace(_ICONS.model, dim=5),
             optimizer=replace(_ICONS.optimizer, weight_decay=2e-4),
             loss=HypersphericalLoss(criterion="dot-regression", lengths="batch"),

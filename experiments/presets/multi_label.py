@@ -14,19 +14,11 @@ Training from scratch needs `--optimizer.backbone-rate 1` and a learning rate of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.presets.photographs import (
-    FLOAT16,
-    IMAGENET_CROP_NAMES,
-    IMAGENET_CROPS,
-    ORDER_OF_COLORS,
-    OVER_DEVICES,
-    RESNET50,
-    RUNNING_VARIANCES,
-    SMALLER_FILES,
-)
+from experiments.presets import photographs as shared
 from experiments.presets.preset import AUTHORS, DIFFERS, OURS, Preset, by_option
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 
@@ -36,7 +28,7 @@ _EPOCHS = 40
 _NETWORK = "model: backbone widths pooling"
 _SHARED = {DIFFERS: "model: weights; loss: class_wise_over", OURS: "data: train_on; validate_every"}
 _AUTHORS = (
-    f"{IMAGENET_CROP_NAMES} color_jitter lighting; sampling: batch_size; steps;"
+    f"{shared.IMAGENET_CROP_NAMES} color_jitter lighting; sampling: batch_size; steps;"
     "loss: name positive_temperature negative_temperature; optimizer: backbone_rate"
     " kind learning_rate momentum nesterov weight_decay decay_all schedule"
 )
@@ -51,11 +43,11 @@ _DIFFERENCES = (
     "ones in every epoch.",
     "The cosine ends at 0 after the last step; the authors' counts the last, smaller batch of an "
     "epoch, which is not trained on, and ends a little above.",
-    SMALLER_FILES,
-    ORDER_OF_COLORS,
-    OVER_DEVICES,
-    FLOAT16,
-    RUNNING_VARIANCES,
+    shared.SMALLER_FILES,
+    shared.ORDER_OF_COLORS,
+    shared.OVER_DEVICES,
+    shared.FLOAT16,
+    shared.RUNNING_VARIANCES,
 )
 
 _OF_COCO = f"{AUTHORS} for MS-COCO"
@@ -65,30 +57,29 @@ _NUS_WIDE = by_option(_SHARED | {"Table C": _NETWORK, _OF_COCO: _AUTHORS})
 
 
 def _photographs(
-    description: str,
+    title: str,
     name: str,
     sources: Mapping[str, str],
-    *,
     images: int,
     validate: int,
     train_on: Literal["train", "train+validation"] = "train",
-    differences: tuple[str, ...] = _DIFFERENCES,
+    differences: tuple[str, ...] = (),
 ) -> Preset:
     """ResNet-50 on a data set of photographs: so many for training, epochs between checkpoints."""
     epoch = images // _BATCH_SIZE
+    crops = MultiLabelData(**shared.IMAGENET_CROPS, color_jitter=0.4, lighting=0.1)
     config = MultiLabelConfig(
-        data=MultiLabelData(
-            name=name, **IMAGENET_CROPS, color_jitter=0.4, lighting=0.1, train_on=train_on
-        ),
+        data=replace(crops, name=name, train_on=train_on),
         sampling=SamplingConfig(batch_size=_BATCH_SIZE),
-        model=RESNET50,
+        model=shared.RESNET50,
         optimizer=OptimizerConfig(
             learning_rate=0.01, weight_decay=1e-4, decay_all=True, backbone_rate=0.1
         ),
         steps=_EPOCHS * epoch,
         validate_every=validate * epoch,
     )
-    return Preset(description, config, sources, differences)
+    description = f"Multi-label classification on {title} labels, pretrained ResNet-50)."
+    return Preset(description, config, sources, (*_DIFFERENCES, *differences))
 
 
 PRESETS = {
@@ -115,19 +106,11 @@ PRESETS = {
     # the validation images that have one. With the 117,266 of 2017, 40 epochs are --steps 9160. No
     # images are left for validation, so the last checkpoint is evaluated; --data.holdout 0.05 holds
     # some out.
-    "coco": _photographs(
-        "Multi-label classification on MS-COCO (80 labels, pretrained ResNet-50).",
-        "coco",
-        _COCO,
-        images=82081,
-        validate=1,
-    ),
+    "coco": _photographs("MS-COCO (80", "coco", _COCO, images=82081, validate=1),
     # The images for training and validation together; the last checkpoint is evaluated. To tune on
     # the validation images: --data.train-on train --steps 160 --validate-every 40
     "voc2007": _photographs(
-        "Multi-label classification on VOC 2007 (20 labels, pretrained ResNet-50).",
-        "voc2007",
-        _VOC2007,
+        *("VOC 2007 (20", "voc2007", _VOC2007),
         images=5011,
         validate=10,
         train_on="train+validation",
@@ -136,13 +119,12 @@ PRESETS = {
     # checkpoint is evaluated; --data.holdout 0.05 holds some out. Of fewer training images, 40
     # epochs are fewer --steps.
     "nus-wide": _photographs(
-        "Multi-label classification on NUS-WIDE (81 labels, pretrained ResNet-50).",
+        "NUS-WIDE (81",
         "nus_wide",
         _NUS_WIDE,
         images=125448,
         validate=1,
         differences=(
-            *_DIFFERENCES,
             "Table C has 209,346 images with a label, 125,448 of them for training. The published "
             "lists have 209,347; those without a file are left out, as many are no longer on "
             "Flickr.",

@@ -41,13 +41,7 @@ import dataclasses
 from typing import Any, Literal, NamedTuple
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.presets.photographs import (
-    FASHION,
-    ORDER_OF_COLORS,
-    RESNET12,
-    RUNNING_VARIANCES,
-    SMALLER_FILES,
-)
+from experiments.presets import photographs as shared
 from experiments.presets.preset import AUTHORS, OURS, Preset, by_option
 from experiments.protocols.negative_margin import (
     MarginData,
@@ -102,7 +96,7 @@ _RESNET18 = _Backbone(
     resized=257,
 )
 _RESNET12 = _Backbone(
-    "ResNet-12", dataclasses.replace(RESNET12, drop_block=0.0), side=84, resized=96
+    "ResNet-12", dataclasses.replace(shared.RESNET12, drop_block=0.0), side=84, resized=96
 )
 
 _TABLE = {
@@ -148,12 +142,12 @@ _SOURCES = by_option(
 _DIFFERENCES = (
     "The last batch of an epoch is full; the authors' is smaller, so that the number of steps is "
     "the same.",
-    SMALLER_FILES,
+    shared.SMALLER_FILES,
     "The cosine ends at 0; the authors' ends at 1e-6, and lags one step behind.",
     "Validations have the same episodes each time; the authors' have new ones.",
     "The deviation in an interval divides by E − 1 episodes; the authors' by E.",
-    ORDER_OF_COLORS,
-    RUNNING_VARIANCES,
+    shared.ORDER_OF_COLORS,
+    shared.RUNNING_VARIANCES,
 )
 _OF_DROP_BLOCK = (
     "DropBlock scales by the units kept of each image; the authors' by those of the whole batch."
@@ -273,7 +267,7 @@ PRESETS = {
     "fashion-margin": Preset(
         "Negative margin on Fashion-MNIST (5 / – / 5 classes by seed, 32×32 grey, Conv4).",
         NegativeMarginConfig(
-            data=MarginData(**FASHION, base_classes=5),
+            data=MarginData(**shared.FASHION, base_classes=5),
             sampling=SamplingConfig(batch_size=128),
             model=ModelConfig(widths=(16, 32, 64, 64)),
             optimizer=dataclasses.replace(_ADAM, weight_decay=1e-5, warmup_steps=400),
