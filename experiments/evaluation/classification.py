@@ -10,15 +10,11 @@ from jax import Array
 
 Values: TypeAlias = np.ndarray | Array
 
-_HEAD, _HEAD_AND_MEDIUM = 36, 71
-"""Per cent of the classes that the head takes, and the head with the medium classes."""
+_HEAD, _HEAD_AND_MEDIUM = 36, 71  # Per cent of the classes: the head, and with the medium ones.
 
 
 class Calibration(NamedTuple):
-    """The expected calibration error, and the bins of the reliability diagram, all [B].
-
-    Confidences and accuracies are means in a bin, NaN in an empty one.
-    """
+    """The expected calibration error, and bins [B] with their means, NaN in an empty one."""
 
     error: float
     counts: np.ndarray
@@ -79,7 +75,6 @@ def shared_predictions(predictions: Values, labels: Values) -> SharedPredictions
     np.add.at(counts, (labels, predictions), 1)
 
     def share(counts: np.ndarray) -> float | None:
-        """Of the pairs within each row of counts [k, C], the mean over rows that have a pair."""
         sizes = counts.sum(1)
         counts, pairs = counts[sizes > 1], (sizes * (sizes - 1))[sizes > 1]
         return float(np.mean((counts * (counts - 1)).sum(1) / pairs)) if len(pairs) else None
@@ -120,11 +115,8 @@ def softmax_confidences(logits: Values) -> np.ndarray:
 def calibration(confidences: Values, correct: Values, *, bins: int = 15) -> Calibration:
     r"""Expected calibration error over bins of equal width (Guo et al., ICML 2017, eq. 3).
 
-    .. math:: \sum_{b=1}^{B} \frac{n_b}{n} |\mathrm{acc}_b - \mathrm{conf}_b|, \quad
-       b = \{i : (b - 1)/B < p_i ≤ b/B\}
-
-    Confidences [n] are the probabilities of the predictions; 0 falls into the first bin. Bools [n]
-    say which are `correct`.
+    Bin b of B has the confidences [n] in ((b − 1)/B, b/B], the first also 0. Bools [n] say which
+    predictions are `correct`.
     """
     confidences, correct = np.asarray(confidences, np.float64), np.asarray(correct)
     # b/B as a division, so that a confidence of exactly b/B is equal to its edge.
@@ -152,11 +144,10 @@ def evaluate_logits(
     predictions, labels = predict_classes(logits), np.asarray(labels)
     confidences = softmax_confidences(logits if calibrated is None else calibrated)
     per_class = class_accuracies(predictions, labels, logits.shape[1])
-    groups = None
+    right, groups = accuracy(predictions, labels), None
     if train_counts is not None:
         members = frequency_groups(train_counts)
         groups = {name: mean_accuracy(per_class[own]) for name, own in members.items()}
-    right = accuracy(predictions, labels)
     return ClassificationResult(
         samples=len(labels),
         accuracy=right,

@@ -50,10 +50,7 @@ def class_similarity(features: np.ndarray, membership: np.ndarray) -> np.ndarray
 
 
 def class_order(similarity: np.ndarray) -> np.ndarray:
-    """An order of the classes in which similar ones are side by side: int64 [C].
-
-    Average linkage of 1 − similarity [C, C].
-    """
+    """An order of the classes, [C], by average linkage of 1 − similarity: similar ones adjoin."""
     from scipy.cluster.hierarchy import leaves_list, linkage  # Slow to import.
     from scipy.spatial.distance import squareform
 
@@ -74,14 +71,13 @@ def most_similar_pairs(similarity: np.ndarray, count: int) -> list[tuple[int, in
 
 
 def nearest_neighbours(features: np.ndarray, queries: np.ndarray, count: int) -> np.ndarray:
-    """The `count` features [n, d] with the largest cosine to those of some rows [q], the queries.
+    """The `count` other features [n, d], or all, with the largest cosine to each of some rows [q].
 
-    They are int64 [q, k], from the nearest. A query is no neighbour of itself; there are fewer
-    where there are not so many features.
+    They are int64 [q, k], from the nearest.
     """
     units, queries = unit_features(features), np.asarray(queries)
-    count = min(count, len(units) - 1)
-    step, found = max(1, _ELEMENTS_AT_ONCE // len(units)), []
+    count, found = min(count, len(units) - 1), []
+    step = max(1, _ELEMENTS_AT_ONCE // len(units))
     for start in range(0, len(queries), step):
         rows = queries[start : start + step]
         similar = units[rows] @ units.T

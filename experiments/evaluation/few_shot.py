@@ -61,12 +61,10 @@ class EpisodeResult(NamedTuple):
 def prototype_predictions(
     features: np.ndarray | Array, episodes: Episodes, *, distance: Distance = "euclidean"
 ) -> np.ndarray:
-    """The class of the nearest prototype for every query: int32 [E, N, Q].
+    """The class of the nearest prototype for every query, of equal distances the first.
 
-    A prototype is the mean of a class's support features; of equal distances the first is taken.
-    With the cosine distance, features are divided by their length before the mean is taken.
-
-    Features are floats [n, d], finite.
+    A prototype is the mean of a class's support features [K, d]. With the cosine distance, features
+    are divided by their length before the mean is taken. Predictions are int32 [E, N, Q].
     """
     features = jnp.asarray(features, jnp.float32)
     return np.asarray(_nearest(features, *episodes, distance=distance))
@@ -106,9 +104,8 @@ def evaluate_prototypes(
 ) -> list[tuple[EpisodeResult, np.ndarray]]:
     """Classifies by the nearest prototype; the rest is as in `evaluate_episodes`."""
     predict = partial(prototype_predictions, distance=distance)
-    return evaluate_episodes(
-        predict, features, labels, config=config, classifier=f"{distance} prototypes"
-    )
+    name = f"{distance} prototypes"
+    return evaluate_episodes(predict, features, labels, config=config, classifier=name)
 
 
 def evaluate_episodes(
@@ -122,13 +119,8 @@ def evaluate_episodes(
     """Mean accuracy and interval over the episodes of every number of shots in `config.shots`.
 
     `predict` maps features [n, d] and episodes to predicted classes, int32 [E, N, Q], and
-    `classifier` is its name in reports.
-
-    Returns:
-      For every number of shots the result, and the accuracy in every episode, float32 [E].
-
-    Raises:
-      ConfigError: The labels do not give such episodes.
+    `classifier` is its name. Returns for every number of shots the result, and the accuracy in
+    every episode, float32 [E]; a `ConfigError` if the labels do not give such episodes.
     """
     index = index_classes(labels)
     counts, results = np.diff(index.offsets), []
@@ -151,10 +143,7 @@ def evaluate_episodes(
 
 
 def notes_on_classes(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each split whose episodes leave out classes, a sentence on which shots draw from which.
-
-    Results have the fields of `EpisodeResult`, and `split` where there are several.
-    """
+    """For each split whose episodes leave out classes: which shots draw from which."""
     of_split: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for result in results:
         groups = of_split.setdefault(result.get("split", ""), {})
@@ -191,7 +180,6 @@ def _unit(features: Array) -> Array:
 
 @partial(jax.jit, static_argnames="distance")
 def _nearest(features: Array, support: Array, query: Array, *, distance: Distance) -> Array:
-    """The class of the nearest prototype: int32 [E, N, Q]."""
     # A mean of zero keeps distances, and the digits that |p|² − 2 q·p would cancel.
     features = _unit(features) if distance == "cosine" else features - features.mean(0)
 

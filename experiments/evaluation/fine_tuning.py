@@ -71,24 +71,19 @@ def fine_tune(
     starts, and `orders` [passes, S] the order of the samples in each pass. Returns the trained
     weights, float32 [d, N].
     """
-    features, weights = jnp.asarray(features, jnp.float32), jnp.asarray(weights, jnp.float32)
+    features, weights = (jnp.asarray(array, jnp.float32) for array in (features, weights))
     labels, orders = jnp.asarray(labels), jnp.asarray(orders)
     filled = ((0, 0), (0, -orders.shape[1] % settings.batch_size))
     batches = jnp.pad(orders, filled, constant_values=-1).reshape(-1, settings.batch_size)
     basis = jnp.linalg.qr(jnp.concatenate([features.T, weights], axis=1))[0]
     features, weights = product(features, basis), product(basis.T, weights)
-    logits_of = LOGITS[classifier]
     # Without momentum there is nothing to dampen.
     damped = 1 - settings.dampening if settings.momentum else 1.0
 
     def loss(weights, batch):
-        return jaxloss.margin_softmax_loss(
-            logits_of(features[batch], weights),
-            labels[batch],
-            margin=settings.margin,
-            scale=settings.scale,
-            where=batch >= 0,
-        )
+        logits, where = LOGITS[classifier](features[batch], weights), batch >= 0
+        how: Any = {"margin": settings.margin, "scale": settings.scale}
+        return jaxloss.margin_softmax_loss(logits, labels[batch], **how, where=where)
 
     def step(carry, batch):
         weights, momentum, is_first = carry
@@ -117,11 +112,8 @@ def fine_tuned_predictions(
 ) -> np.ndarray:
     """The classes that fine-tuned classifiers predict, as `prototype_predictions`: int32 [E, N, Q].
 
-    Of equal logits the first class is taken. First weights and orders depend on the seed and on the
-    number of the episode.
-
-    References:
-      Liu et al., Negative Margin Matters, ECCV 2020, supplement B, and the authors' published code.
+    First weights and orders depend on the seed and on the number of the episode (Liu et al.,
+    Negative Margin Matters, ECCV 2020, supplement B, and the authors' published code).
     """
     support, query = episodes
     numbers, samples = np.arange(len(support)), support.shape[1] * support.shape[2]

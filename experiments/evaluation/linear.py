@@ -18,12 +18,9 @@ from jaxloss.core.products import wide_product as product
 PENALTIES = np.logspace(-6, 5, 45)
 """The weights of the L2 regularisation of Kobayashi (CVPR 2023, supplement B)."""
 
-_TOLERANCE = 1e-6
-"""Share of the objective by which a solution may be above the minimum."""
-_PATIENCE = 5
-"""Iterations in a row without a measurable decrease after which a solve gives up."""
-_LEAST_STEPS = 4
-"""Steps before the curvature that L-BFGS has seen is trusted."""
+_TOLERANCE = 1e-6  # Share of the objective by which a solution may be above the minimum.
+_PATIENCE = 5  # Iterations in a row without a measurable decrease after which a solve gives up.
+_LEAST_STEPS = 4  # Steps before the curvature that L-BFGS has seen is trusted.
 
 
 class Labelled(NamedTuple):
@@ -92,17 +89,13 @@ def fit_path(
     .. math:: \min_{W, b} \; -\sum_i \log \mathrm{softmax}_{y_i}(W^\top x_i + b)
        + \frac{λ}{2} \|W\|^2
 
-    The cross-entropy is summed and the bias is not regularised: λ is 1/C of scikit-learn's
-    `LogisticRegression`, and λ/n the weight beside a mean cross-entropy. Penalties are solved one
-    after the other from the largest to the smallest, each from the solution before it. A solve ends
-    where the objective is above its minimum by at most a millionth of it, as estimated by ½ gᵀHg:
-    gradient, and inverse curvature that L-BFGS has seen.
-
+    So λ is 1/C of scikit-learn's `LogisticRegression`, and λ/n the weight beside a mean
+    cross-entropy. Penalties are solved one after the other from the largest to the smallest, each
+    from the solution before it. A solve ends where the objective is above its minimum by at most a
+    millionth of it, as estimated by ½ gᵀHg: gradient, and inverse curvature that L-BFGS has seen.
     The features are centred, scaled by one number and turned onto their principal axes, each of
-    which is stretched by an estimate of its curvature, so that L-BFGS takes fewer steps.
-
-    References:
-      Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement B.
+    which is stretched by an estimate of its curvature, so that L-BFGS takes fewer steps. Source:
+    Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement B.
     """
     labels = np.asarray(data.labels)
     if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
@@ -129,11 +122,7 @@ def evaluate_linear(
     *,
     penalties: Values | Sequence[float] = PENALTIES,
 ) -> LinearResult:
-    """Transfer to a data set: the accuracy of a linear classifier on frozen features.
-
-    The penalty is chosen on the validation set, and a classifier with it is then trained on
-    training and validation set together.
-    """
+    """Transfer to a data set: the accuracy of linear classifiers, as `LinearResult` states it."""
     num_classes = 1 + max(int(np.max(part.labels)) for part in (train, validation, test))
     path = fit_path(train, num_classes, penalties=penalties)
     on_validation, on_test = path_accuracies(path, validation), path_accuracies(path, test)
@@ -165,7 +154,6 @@ def evaluate_linear(
 
 
 def _best_penalty(penalties: np.ndarray, accuracies: np.ndarray) -> float:
-    """Of equally good penalties the largest."""
     return float(penalties[accuracies == accuracies.max()].max())
 
 

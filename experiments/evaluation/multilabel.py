@@ -50,13 +50,9 @@ def average_precisions(
 
 
 def evaluate_scores(scores: Values, targets: Values) -> MultilabelResult:
-    """mAP@class and mAP@sample, over the classes and the samples with a positive.
+    """mAP@class and mAP@sample (Kobayashi, CVPR 2023), over what has a positive; one must have.
 
-    Scores [n, C] are logits or anything that orders like them; targets, of which one must be
-    positive, are as in `average_precisions`.
-
-    References:
-      Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement, Tables B and C.
+    Scores [n, C] are logits or anything that orders like them; targets as `average_precisions`.
     """
     of_samples = average_precisions(scores, targets)
     samples = int((~np.isnan(of_samples)).sum())

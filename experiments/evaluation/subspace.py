@@ -1,7 +1,4 @@
-"""The subspace that a linear classifier spans, and how much of the features' variance it holds.
-
-And the directions that the gradient of the features has, in the subspace and outside it.
-"""
+"""The span of a linear classifier, and how much of the features' variance and gradient it holds."""
 
 from __future__ import annotations
 
@@ -39,9 +36,9 @@ class GradientDirections(NamedTuple):
 def gradient_directions(gradients: np.ndarray, weights: np.ndarray) -> GradientDirections:
     """The directions of gradients [n, d] of features, and those that softmax lacks.
 
-    The gradient of softmax is `W (p − e_y)` (Kobayashi, WACV 2021, supplement eq. (B.1)). Numbers
-    that sum to 0 multiply the weights [d, C], so that its rank is at most min(C − 1, d). That of
-    group softmax with the same groups for all samples is at most min(G·(C − 1), d) (eq. (B.2)).
+    The gradient of softmax is `W (p − e_y)` (Kobayashi, WACV 2021, supplement eq. (B.1)): the
+    factors of the weights [d, C] sum to 0, so that its rank is at most min(C − 1, d). That of group
+    softmax with the same groups for all samples is at most min(G·(C − 1), d) (eq. (B.2)).
     """
     gradients, weights = np.asarray(gradients, np.float64), np.asarray(weights, np.float64)
     values = np.linalg.svd(gradients, compute_uv=False)
@@ -69,12 +66,8 @@ def classifier_subspace(
     np.add.at(sums, classes, centred)
     # Every class weighs as many times as it has samples, as in the variance of the features.
     means = sums / np.sqrt(counts)[:, None]
-    return ClassifierSubspace(
-        singular_values=values.tolist(),
-        effective_rank=_effective_rank(values),
-        variance_share=float(_shares(centred, basis).sum()),
-        class_variance_share=float(_shares(means, basis).sum()),
-    )
+    shares = [float(_shares(rows, basis).sum()) for rows in (centred, means)]
+    return ClassifierSubspace(values.tolist(), _effective_rank(values), *shares)
 
 
 def span(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -91,10 +84,7 @@ def split_by_span(features: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray
 
 
 def variance_shares(features: np.ndarray, axes: np.ndarray) -> np.ndarray:
-    """The share of the variance of features [n, d] along each of orthonormal axes [d, k]: [k].
-
-    Features that do not vary have the shares 0.
-    """
+    """The share [k] of the variance of features [n, d] along orthonormal axes [d, k]; else 0."""
     # Centred before the product, whose rounding differs from row to row on some processors.
     return _shares(_centred(features), axes)
 

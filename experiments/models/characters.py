@@ -16,11 +16,7 @@ _LAYERS = 2
 
 
 def character_codes(texts: Sequence[str]) -> np.ndarray:
-    """The characters of texts as int32 [n, l], filled up with 0.
-
-    Raises:
-      ValueError: A text has a character that is not a lower-case letter, a digit or a hyphen.
-    """
+    """The characters of texts as int32 [n, l], filled up with 0; a `ValueError` for others."""
     codes = np.zeros((len(texts), max(map(len, texts))), np.int32)
     for row, text in zip(codes, texts, strict=True):
         row[: len(text)] = [_ALPHABET.index(character) + 1 for character in text]

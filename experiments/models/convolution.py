@@ -35,9 +35,6 @@ def convolve(x: Array, kernel: Array) -> Array:
     """The convolution of x [n, h, w, c] and kernel [k, k, c, o], k odd, padded to the same size.
 
     It has no forward mode in float32.
-
-    Raises:
-      ValueError: x has another number of channels than the kernel.
     """
     if x.shape[-1] != kernel.shape[2]:
         raise ValueError(f"x must have {kernel.shape[2]} channels, got {x.shape[-1]}")

@@ -88,34 +88,18 @@ def conv(
 
 
 def batch_norm(channels: int, options: LayerOptions) -> nnx.BatchNorm:
-    """Batch normalisation with momentum 0.9.
-
-    It always computes in float32, because nnx would round the running statistics to bfloat16.
-    """
-    return nnx.BatchNorm(
-        channels,
-        momentum=0.9,
-        epsilon=1e-5,
-        dtype=jnp.float32,
-        axis_name=options.axis_name,
-        rngs=options.rngs,
-    )
+    """Batch normalisation in float32: nnx would round the running statistics to bfloat16."""
+    common: Any = {"axis_name": options.axis_name, "rngs": options.rngs}
+    return nnx.BatchNorm(channels, momentum=0.9, epsilon=1e-5, dtype=jnp.float32, **common)
 
 
 class ConvNorm(nnx.Module):
     """A convolution without bias, followed by batch normalisation; returns the compute type."""
 
-    def __init__(
-        self,
-        channels_in: int,
-        channels_out: int,
-        kernel_size: int,
-        options: LayerOptions,
-        **stride: int,
-    ):
+    def __init__(self, c_in: int, c_out: int, kernel_size: int, options: LayerOptions, **stride):
         self.dtype = options.dtype
-        self.conv = conv(channels_in, channels_out, kernel_size, options, **stride)
-        self.norm = batch_norm(channels_out, options)
+        self.conv = conv(c_in, c_out, kernel_size, options, **stride)
+        self.norm = batch_norm(c_out, options)
 
     def __call__(self, x: Array, *, train: bool) -> Array:
         """Convolves and normalises `x` [n, h, w, channels_in]."""
@@ -125,6 +109,11 @@ class ConvNorm(nnx.Module):
 def halved(size: int, times: int) -> int:
     """The number of pixels after several layers with stride 2, which round up."""
     return -(-size // 2**times)
+
+
+def halved_shape(image_shape: Shape, times: int, channels: int) -> Shape:
+    """That of a feature map after several layers with stride 2."""
+    return halved(image_shape[0], times), halved(image_shape[1], times), channels
 
 
 def max_pool(x: Array) -> Array:
@@ -153,9 +142,8 @@ def overlapping_max_pool(x: Array) -> Array:
 def larger(a: Array, b: Array) -> Array:
     """The maximum of two arrays of one shape; two equal values each receive half the gradient.
 
-    The compiler may compute a value a second time with another rounding, and then neither of two
-    values equals their maximum. Here the two are compared with each other, so that one gets the
-    gradient, which is not certain with `jnp.maximum`.
+    Here the two are compared with each other, so that one gets the gradient. With `jnp.maximum`,
+    the compiler may round a value another time, and neither equals the maximum.
     """
     return jnp.maximum(a, b)
 
@@ -201,12 +189,13 @@ def drop_after_block(
     return drop_block(x, keys, rate=rate, block_size=config.drop_block_size)
 
 
-def dropout(x: Array, keys: Array, *, rate: float) -> Array:
+def dropout(x: Array, keys: Array, *, rate: float, whole: bool = False) -> Array:
     """Sets units of `x` [n, ...] to zero with probability `rate`, scales others by 1 / (1 − rate).
 
-    There is one typed PRNG key per sample.
+    There is one typed PRNG key per sample. With `whole`, it drops whole samples: stochastic depth.
     """
-    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys)
+    shape = (1,) * (x.ndim - 1) if whole else x.shape[1:]
+    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, shape))(keys)
     return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
 
 
@@ -226,15 +215,9 @@ def drop_block(x: Array, keys: Array, *, rate: float | Array, block_size: int) -
 
     def kept(key: Array) -> Array:
         starts = jax.random.bernoulli(key, gamma, (places_h, places_w, c)).astype(jnp.float32)
-        removed = lax.reduce_window(
-            starts,
-            0.0,
-            lax.max,
-            (size_h, size_w, 1),
-            (1, 1, 1),
-            ((size_h - 1, size_h - 1), (size_w - 1, size_w - 1), (0, 0)),
-        )
-        mask = 1.0 - removed
+        pad = ((size_h - 1, size_h - 1), (size_w - 1, size_w - 1), (0, 0))
+        blocks = (size_h, size_w, 1)
+        mask = 1.0 - lax.reduce_window(starts, 0.0, lax.max, blocks, (1, 1, 1), pad)
         return mask * (mask.size / jnp.maximum(mask.sum(), 1.0))
 
     return x * jax.vmap(kept)(keys).astype(x.dtype)
@@ -271,9 +254,9 @@ class Projected(Backbone):
 
 def _as_pytorch(inputs: int) -> dict[str, Any]:
     """The first kernel and bias of `torch.nn.Linear`, uniform in ±1/√(inputs)."""
-
-    def bias_init(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        return jax.random.uniform(key, shape, dtype, -(inputs**-0.5), inputs**-0.5)
-
     kernel_init = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-    return {"kernel_init": kernel_init, "bias_init": bias_init}
+    bound = inputs**-0.5
+    return {
+        "kernel_init": kernel_init,
+        "bias_init": lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound),
+    }

@@ -23,8 +23,7 @@ class Conv4(Backbone):
     """The convolutional backbone of few-shot learning (Vinyals et al., 2016)."""
 
     def __init__(self, config: ModelConfig, image_shape: Shape, options: LayerOptions):
-        height, width, channels = image_shape
-        widths = config.widths
+        (height, width, channels), widths = image_shape, config.widths
         self.set_features(config, (height >> len(widths), width >> len(widths), widths[-1]))
         self.layers = nnx.List(
             ConvNorm(c_in, c_out, 3, options)
@@ -42,9 +41,10 @@ class PooledBlock(nnx.Module):
     """Three 3×3 convolutions plus a 1×1 shortcut, max-pooling and leaky ReLU."""
 
     def __init__(self, channels_in: int, channels_out: int, options: LayerOptions):
-        self.first = ConvNorm(channels_in, channels_out, 3, options)
-        self.second = ConvNorm(channels_out, channels_out, 3, options)
-        self.third = ConvNorm(channels_out, channels_out, 3, options)
+        self.first, self.second, self.third = (
+            ConvNorm(channels, channels_out, 3, options)
+            for channels in (channels_in, channels_out, channels_out)
+        )
         self.shortcut = ConvNorm(channels_in, channels_out, 1, options)
 
     def __call__(self, x: Array, *, train: bool) -> Array:
@@ -60,8 +60,7 @@ class ResNet12(Backbone):
     """The residual backbone of few-shot learning (Lee et al., 2019), 12.4 million parameters."""
 
     def __init__(self, config: ModelConfig, image_shape: Shape, options: LayerOptions):
-        height, width, channels = image_shape
-        widths = config.widths
+        (height, width, channels), widths = image_shape, config.widths
         self.config = config
         self.set_features(config, (height >> len(widths), width >> len(widths), widths[-1]))
         self.blocks = nnx.List(

@@ -11,19 +11,8 @@ from flax import nnx
 from jax import Array
 
 from experiments.config import ModelConfig
-from experiments.models.layers import (
-    Backbone,
-    ConvNorm,
-    LayerOptions,
-    Shape,
-    batch_norm,
-    conv,
-    drop_after_block,
-    dropout,
-    fold_in,
-    halved,
-    overlapping_max_pool,
-)
+from experiments.models import layers as of
+from experiments.models.layers import Backbone, ConvNorm, LayerOptions, Shape, batch_norm, conv
 
 _WIDE_STEM = 16
 
@@ -65,21 +54,19 @@ class ResNet(Backbone):
                 channels = layers[-1].channels_out
             stages.append(layers)
         self.stages = nnx.List(stages)
-
         halvings = len(widths) - 1 + (0 if small_stem else 2)
-        height, width = (halved(side, halvings) for side in image_shape[:2])
-        self.set_features(config, (height, width, channels))
+        self.set_features(config, of.halved_shape(image_shape, halvings, channels))
 
     def _last_map(self, x: Array, *, train: bool, keys: Array | None, step: Array | None) -> Array:
         x = self.stem(x, train=train)
         # Pooling before ReLU gives the same values, because ReLU is monotonic.
-        x = jax.nn.relu(x if self.small_stem else overlapping_max_pool(x))
+        x = jax.nn.relu(x if self.small_stem else of.overlapping_max_pool(x))
         number = 0
         for stages_after, stage in zip(range(len(self.stages))[::-1], self.stages, strict=True):
             for block in stage:
                 x = block(x, train=train)
                 if train:
-                    x = drop_after_block(
+                    x = of.drop_after_block(
                         x, keys, step, self.config, number=number, stages_after=stages_after
                     )
                 number += 1
@@ -135,19 +122,16 @@ def bottleneck(width: int, stride: int) -> Convolutions:
 def subsample(x: Array, stride: int, channels: int) -> Array:
     """Selects every `stride`-th pixel of `x` [n, h, w, c], and pads the channels with zeros."""
     more = channels - x.shape[-1]
-    return jnp.pad(
-        x[:, ::stride, ::stride], ((0, 0), (0, 0), (0, 0), (more // 2, more - more // 2))
-    )
+    widths = ((0, 0), (0, 0), (0, 0), (more // 2, more - more // 2))
+    return jnp.pad(x[:, ::stride, ::stride], widths)
 
 
 class NormReluConv(nnx.Module):
     """Batch normalisation, ReLU, and a 3×3 convolution without bias."""
 
-    def __init__(
-        self, channels_in: int, channels_out: int, options: LayerOptions, *, stride: int = 1
-    ):
-        self.norm = batch_norm(channels_in, options)
-        self.conv = conv(channels_in, channels_out, 3, options, stride=stride)
+    def __init__(self, c_in: int, c_out: int, options: LayerOptions, *, stride: int = 1):
+        self.norm = batch_norm(c_in, options)
+        self.conv = conv(c_in, c_out, 3, options, stride=stride)
 
     def activate(self, x: Array, *, train: bool) -> Array:
         """The input of the convolution: `x` after normalisation and ReLU."""
@@ -162,28 +146,21 @@ class WideBlock(nnx.Module):
     before the second.
     """
 
-    def __init__(
-        self, channels_in: int, channels_out: int, options: LayerOptions, stride: int, rate: float
-    ):
+    def __init__(self, c_in: int, c_out: int, options: LayerOptions, stride: int, rate: float):
         self.dropout_rate = rate
-        self.first = NormReluConv(channels_in, channels_out, options, stride=stride)
-        self.second = NormReluConv(channels_out, channels_out, options)
-        changes_shape = stride != 1 or channels_in != channels_out
-        self.shortcut = (
-            conv(channels_in, channels_out, 1, options, stride=stride) if changes_shape else None
-        )
+        self.first = NormReluConv(c_in, c_out, options, stride=stride)
+        self.second = NormReluConv(c_out, c_out, options)
+        changes_shape = stride != 1 or c_in != c_out
+        self.shortcut = conv(c_in, c_out, 1, options, stride=stride) if changes_shape else None
 
     def __call__(self, x: Array, *, train: bool, keys: Array | None) -> Array:
-        """Maps `x` [n, h, w, channels_in] to [n, ⌈h / stride⌉, ⌈w / stride⌉, channels_out].
-
-        Dropout is applied if there are `keys` [n].
-        """
+        """Maps `x` [n, h, w, c_in] to [n, ⌈h / stride⌉, ⌈w / stride⌉, c_out]; keys [n]: drops."""
         y = self.first.activate(x, train=train)
         if self.shortcut is not None:
             x = self.shortcut(y)
         y = self.second.activate(self.first.conv(y), train=train)
         if keys is not None:
-            y = dropout(y, keys, rate=self.dropout_rate)
+            y = of.dropout(y, keys, rate=self.dropout_rate)
         return x + self.second.conv(y)
 
 
@@ -196,12 +173,10 @@ class WideResNet(Backbone):
     """
 
     def __init__(self, config: ModelConfig, image_shape: Shape, options: LayerOptions):
-        height, width, channels = image_shape
         self.dropout_rate = config.dropout
         halvings = len(config.widths) - 1
-        last = (halved(height, halvings), halved(width, halvings), config.widths[-1])
-        self.set_features(config, last)
-        self.stem = conv(channels, _WIDE_STEM, 3, options)
+        self.set_features(config, of.halved_shape(image_shape, halvings, config.widths[-1]))
+        self.stem = conv(image_shape[-1], _WIDE_STEM, 3, options)
         layers, channels = [], _WIDE_STEM
         for stage, (width, number) in enumerate(zip(config.widths, config.blocks, strict=True)):
             for index in range(number):
@@ -215,5 +190,5 @@ class WideResNet(Backbone):
         dropping = train and self.dropout_rate > 0
         x = self.stem(x)
         for i, block in enumerate(self.blocks):
-            x = block(x, train=train, keys=fold_in(keys, i) if dropping else None)
+            x = block(x, train=train, keys=of.fold_in(keys, i) if dropping else None)
         return jax.nn.relu(self.norm(x, use_running_average=not train))

@@ -13,7 +13,7 @@ from flax import nnx
 from jax import Array
 
 from experiments.config import ModelConfig
-from experiments.models.layers import Backbone, LayerOptions, Shape, fold_in, halved
+from experiments.models.layers import Backbone, LayerOptions, Shape, dropout, fold_in, halved
 
 WINDOW = 7
 """Side of a window, in patches."""
@@ -34,8 +34,7 @@ class Swin(Backbone):
     """
 
     def __init__(self, config: ModelConfig, image_shape: Shape, options: LayerOptions):
-        height, width, channels = image_shape
-        widths = config.widths
+        (height, width, channels), widths = image_shape, config.widths
         patches: Any = {"kernel_size": (_PATCH, _PATCH), "strides": _PATCH, "padding": "VALID"}
         self.patch = nnx.Conv(
             channels, widths[0], dtype=options.dtype, rngs=options.rngs, **patches
@@ -88,7 +87,7 @@ class Block(nnx.Module):
         def added(branch: Array, place: int) -> Array:
             branch = branch.astype(jnp.float32)
             if train and self.rate > 0:
-                branch = drop_branch(branch, fold_in(keys, place), rate=self.rate)
+                branch = dropout(branch, fold_in(keys, place), rate=self.rate, whole=True)
             return x + branch
 
         x = added(self.attention(self.attention_norm(x)), 2 * number)
@@ -152,15 +151,6 @@ class Merge(nnx.Module):
         return self.reduction(self.norm(jnp.concatenate(neighbours, -1))).astype(jnp.float32)
 
 
-def drop_branch(x: Array, keys: Array, *, rate: float) -> Array:
-    """Stochastic depth: sets whole samples of `x` [n, ...] to zero, and scales the others.
-
-    The factor is 1 / (1 − rate). There is one typed PRNG key per sample.
-    """
-    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate))(keys)
-    return jnp.where(kept.reshape(-1, *(1,) * (x.ndim - 1)), x / (1 - rate), 0)
-
-
 def same_region(padded: tuple[int, ...], shifts: tuple[int, ...]) -> np.ndarray:
     """Which patches of a window were neighbours before the shift: bool [windows, 49, 49]."""
     regions = [
@@ -181,17 +171,9 @@ _RELATIVE_PLACES = (_PLACES[:, None] - _PLACES + WINDOW - 1) @ [2 * WINDOW - 1, 
 """The row of the table of biases for each pair of patches in a window: int [49, 49]."""
 
 
-def _linear(
-    channels_in: int, channels_out: int, options: LayerOptions, *, bias: bool = True
-) -> nnx.Linear:
-    return nnx.Linear(
-        channels_in,
-        channels_out,
-        use_bias=bias,
-        dtype=options.dtype,
-        kernel_init=_INIT,
-        rngs=options.rngs,
-    )
+def _linear(c_in: int, c_out: int, options: LayerOptions, *, bias: bool = True) -> nnx.Linear:
+    common: Any = {"dtype": options.dtype, "kernel_init": _INIT, "rngs": options.rngs}
+    return nnx.Linear(c_in, c_out, use_bias=bias, **common)
 
 
 def _layer_norm(channels: int, options: LayerOptions) -> nnx.LayerNorm:

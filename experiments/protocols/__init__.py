@@ -21,12 +21,10 @@ from experiments.protocols import (
 
 
 class Registered(NamedTuple):
-    """A protocol by name."""
+    """A protocol: the options of its runs, and what builds it from them."""
 
     config: type[TrainConfig]
-    """Options of its runs."""
     build: Callable[[Any], Protocol]
-    """The protocol of a run with these options."""
 
 
 PROTOCOLS = {
@@ -39,7 +37,6 @@ PROTOCOLS = {
     "instance": Registered(instance.InstanceConfig, instance.build),
     "two-towers": Registered(two_towers.TwoTowersConfig, two_towers.build),
 }
-"""Every protocol by its name."""
 
 
 def build_protocol(config: TrainConfig) -> Protocol:

@@ -68,14 +68,12 @@ def build(
 ) -> Protocol:
     """A protocol of classification, with a label of its loss and a sentence to end its report.
 
-    `calibrated` gives the logits [n, C] whose softmax is the confidence. `extra_results` are JSON
-    types. For the other functions see `Protocol`.
+    `calibrated` gives the logits [n, C] whose softmax is the confidence.
     """
     is_long_tail = data.imbalance != 1
     metrics = _METRICS + (_LONG_TAIL_METRICS if is_long_tail else ())
 
     def evaluate(split: str, outputs_of_split: Callable[[str], Outputs]) -> dict[str, Any]:
-        """Error rate, calibration, and the accuracies of head, medium and tail classes."""
         outputs = outputs_of_split(split)
         result = evaluate_logits(
             outputs.logits(),
@@ -95,7 +93,6 @@ def build(
         }
 
     def report(results: dict[str, Any]) -> list[str]:
-        """A phrase on the data, and a table of the metrics."""
         return [
             f"{results['classes']} classes, {results['train_samples']} training images, "
             f"{results['result']['samples']} {results['split']} images",

@@ -110,9 +110,8 @@ def build(config: HypersphericalConfig) -> Protocol:
 def check_options(num_features: int) -> None:
     """Checks that there is room for different prototypes."""
     if num_features < 2:
-        raise ConfigError(
-            f"model.dim = {num_features} must be at least 2: one dimension has two directions only"
-        )
+        text = "must be at least 2: one dimension has two directions only"
+        raise ConfigError(f"model.dim = {num_features} {text}")
 
 
 def objective(options: HypersphericalLoss, problem: Problem) -> Objective:
@@ -196,9 +195,10 @@ def spread_prototypes(num_prototypes: int, dim: int) -> np.ndarray:
     prototypes of the first one: those of two hosts may differ in the last bits.
     """
     if num_prototypes <= dim + 1:
-        return from_first(np.asarray(jaxloss.simplex_prototypes(num_prototypes, dim)))
-    uniform = jaxloss.uniform_prototypes(jax.random.key(0), num_prototypes, dim)
-    return from_first(np.asarray(uniform))
+        found = jaxloss.simplex_prototypes(num_prototypes, dim)
+    else:
+        found = jaxloss.uniform_prototypes(jax.random.key(0), num_prototypes, dim)
+    return from_first(np.asarray(found))
 
 
 def reassign(objective_state: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -245,11 +245,7 @@ def _calibrates_cosines(config: HypersphericalConfig) -> bool:
 
 
 def calibrated_logits(config: HypersphericalConfig, outputs: Outputs) -> np.ndarray:
-    """The logits [n, C] whose softmax is the confidence.
-
-    By `evaluation.calibration`, these are those of the loss, or the plain cosines of the features
-    and the prototypes, or the weights, of the classes.
-    """
+    """The logits [n, C] whose softmax is the confidence, by `evaluation.calibration`."""
     if not _calibrates_cosines(config) or config.loss.name == "cosine-softmax":
         return outputs.logits()
     state = outputs.objective_state

@@ -112,9 +112,8 @@ def terms(name: str) -> Terms:
 
 def label(name: str) -> str:
     """The loss as the paper writes it, such as SCE⊕NCA."""
-    integration, classification, metric = terms(name)
-    names = [_LABELS[part][0] for part in (classification, metric) if part]
-    return _OPERATORS[integration].join(names) if integration else names[0]
+    integration, *parts = terms(name)
+    return _OPERATORS.get(integration or "", "").join(_LABELS[part][0] for part in parts if part)
 
 
 def notation(names: Sequence[str], options: IntegratedLoss) -> list[str]:

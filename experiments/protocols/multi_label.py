@@ -38,10 +38,7 @@ METRICS = (Metric("mAP@class"), Metric("mAP@sample"))
 
 
 class _Method(NamedTuple):
-    """A loss of logits and targets [n, C], and the options that it takes.
-
-    Tables show an option by its symbol, and a bool by words for the value that is no default.
-    """
+    """A loss of logits and targets [n, C], and the symbols of its options, for tables."""
 
     label: str
     loss: Callable[..., Array]
@@ -50,12 +47,8 @@ class _Method(NamedTuple):
 
 
 _SOFT_GAP = {"positive_temperature": "T_P", "negative_temperature": "T_N", "margin": "ε"}
-_FOCUS = {
-    "positive_focus": "γ₊",
-    "negative_focus": "γ₋",
-    "clip": "m",
-    "stop_focus_gradient": "full gradient",
-}
+_FOCUS = {"positive_focus": "γ₊", "negative_focus": "γ₋", "clip": "m"}
+_FOCUS["stop_focus_gradient"] = "full gradient"
 _RAMPS = {"ramp": "s", "leak": "λ", "binary_weight": "κ"}
 _METHODS = {
     "two-way": _Method("Two-way", jaxloss.two_way_loss, _SOFT_GAP, compares_samples=True),
@@ -124,8 +117,8 @@ class MultiLabelConfig(TrainConfig):
 def build(config: MultiLabelConfig) -> Protocol:
     """The protocol of a run."""
     data, loss = config.data, config.loss
-    description = {"label": label(loss), "train_on": data.train_on}
     held_out = {"holdout": data.holdout} if data.holdout else {}
+    description = {"label": label(loss), "train_on": data.train_on, **held_out}
     return Protocol(
         splits=SPLITS,
         load=partial(load, data),
@@ -138,7 +131,7 @@ def build(config: MultiLabelConfig) -> Protocol:
         validate=validate,
         metrics=METRICS,
         evaluate=evaluate,
-        description=description | held_out,
+        description=description,
         report=report,
     )
 

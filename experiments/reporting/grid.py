@@ -15,27 +15,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.reporting import style
-from experiments.reporting.markdown import (
-    MISSING,
-    bold,
-    bullets,
-    format_difference,
-    format_value,
-    metric_heading,
-    scaled,
-    table,
-)
-from experiments.reporting.results import (
-    VALIDATION,
-    Axis,
-    Frame,
-    Grid,
-    Run,
-    make_grid,
-    places,
-    short_name,
-)
+from experiments.reporting import markdown as md
+from experiments.reporting import results, style
+from experiments.reporting.results import VALIDATION, Axis, Frame, Grid, Run, make_grid, places
 from experiments.reporting.run import version_text
 from experiments.storage import write_atomically, write_json, write_picture
 
@@ -103,7 +85,7 @@ def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[s
         chosen = "; ".join(f"{', '.join(place)}: {label}" for place, label in grid.choices.items())
         caption += [f"{grid.comparison.choose}: the best mean validation. {chosen}."]
     caption += [*notes, *_run_lines(runs)]
-    return "\n".join([f"### {title}", "", *lines, *bullets(caption), ""])
+    return "\n".join([f"### {title}", "", *lines, *md.bullets(caption), ""])
 
 
 def _means(grid: Grid, title: str) -> tuple[list[str], str]:
@@ -113,7 +95,9 @@ def _means(grid: Grid, title: str) -> tuple[list[str], str]:
     """
     means: Frame = grid.means
     metrics = [grid.metrics[name] for name in means.index.get_level_values("metric")]
-    printed = [format_value(mean, m.unit) for mean, m in zip(means["mean"], metrics, strict=True)]
+    printed = [
+        md.format_value(mean, m.unit) for mean, m in zip(means["mean"], metrics, strict=True)
+    ]
     signs = [{True: 1, False: -1, None: math.nan}[metric.higher_is_better] for metric in metrics]
     score: Any = pd.Series(printed, means.index).astype(float) * signs
     score = score.where(means["found"] == means["expected"])
@@ -125,12 +109,12 @@ def _means(grid: Grid, title: str) -> tuple[list[str], str]:
     for row, metric in zip(rows, metrics, strict=True):
         text = row.printed
         if not math.isnan(row.half):
-            text += f" ± {format_value(row.half, metric.unit)}"
+            text += f" ± {md.format_value(row.half, metric.unit)}"
         if row.found < row.expected:
             text += f" ({row.found} of {row.expected})"
         if not row.found:
-            text = "diverged" if row.diverged else MISSING
-        texts.append(bold(text) if row.best else text)
+            text = "diverged" if row.diverged else md.MISSING
+        texts.append(md.bold(text) if row.best else text)
     known = means[means["found"] > 0]
     several = ((known["found"] > 1) & known["deviation"].notna()).any()
     lacking = (known["found"] < known["expected"]).any()
@@ -142,7 +126,7 @@ def _means(grid: Grid, title: str) -> tuple[list[str], str]:
         f"Bold: best in its column{among}.": best.any(),
     }
     caption = " ".join(sentence for sentence, holds in sentences.items() if holds)
-    lines = _tables(grid.axes, [*map(metric_heading, grid.metrics.values())], texts, title)
+    lines = _tables(grid.axes, [*map(md.metric_heading, grid.metrics.values())], texts, title)
     return lines, f"{title}: {caption}" if title else caption
 
 
@@ -154,11 +138,11 @@ def _differences(grid: Grid) -> tuple[list[str], str]:
     found, texts = grid.differences, []
     n = found["n"][found["n"] > 0].unique()
     for row in found.itertuples():
-        form = partial(format_difference, unit=grid.metrics[row.Index[0]].unit)
-        text = form(row.mean) if row.n else MISSING
+        form = partial(md.format_difference, unit=grid.metrics[row.Index[0]].unit)
+        text = form(row.mean) if row.n else md.MISSING
         if row.n > 1:
             text += f" ± {form(row.interval, signed=False)}"
-            text = bold(text) if abs(row.mean) > row.interval else text
+            text = md.bold(text) if abs(row.mean) > row.interval else text
         details = {
             f"n = {row.n}": row.n and len(n) > 1,
             f"{row.expected - row.found} missing": row.found < row.expected,
@@ -177,7 +161,7 @@ def _differences(grid: Grid) -> tuple[list[str], str]:
     same = " and ".join(filter(None, ("seed", grid.comparison.pairs_over)))
     between = f"{title} between runs of the same {same}, in percentage points for %"
     names = found.index.unique("metric")
-    headings = [metric_heading(grid.metrics[name], difference=True) for name in names]
+    headings = [md.metric_heading(grid.metrics[name], difference=True) for name in names]
     return _tables(grid.compared, headings, texts, title), f"{between}: {caption}"
 
 
@@ -187,19 +171,19 @@ def _tables(
     """The tables; `texts` are the entries by metric and place on the axes."""
     rows, *others = axes
     entries = np.array(texts, object).reshape(len(headings), len(rows.labels), -1)
-    title = bold(title) if title else ""
+    title = md.bold(title) if title else ""
     tables = {title: (headings, entries[..., 0].T)}
     if others:
         columns = [", ".join(place) for place in places(others)]
         against = f"against {', '.join(axis.name for axis in others)}"
         tables = {
-            f"{title}{': ' if title else ''}{bold(heading)} {against}": (columns, of_metric)
+            f"{title}{': ' if title else ''}{md.bold(heading)} {against}": (columns, of_metric)
             for heading, of_metric in zip(headings, entries, strict=True)
         }
     lines = []
     for above, (columns, body) in tables.items():
         lines += [above, ""] if above else []
-        lines += [*table([rows.name, *columns], np.c_[rows.labels, body].tolist()), ""]
+        lines += [*md.table([rows.name, *columns], np.c_[rows.labels, body].tolist()), ""]
     return lines
 
 
@@ -245,7 +229,7 @@ def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
     found, baseline = grid.differences, grid.comparison.baseline
     if baseline is None or found.empty:
         return None
-    title += f": differences from {short_name(baseline[0])} = {grid.shown(*baseline)}"
+    title += f": differences from {results.short_name(baseline[0])} = {grid.shown(*baseline)}"
     bars, filled = found["interval"].fillna(found["own"]), found["mean"].abs() > found["interval"]
     caption = (
         f"Paired differences over {grid.repeated}. Bars: 95 % interval; for one pair, over its "
@@ -287,7 +271,7 @@ def _draw(grid: Grid, frame: Frame, caption: str, difference: bool, **texts: Any
         rows * (2.9 if along else 0.75 + max(0.9, pitch * len(labels))),
         caption=f"{caption} Thin ticks: single {f'values of {over}' if over else 'seeds'}.",
         legend=legend,
-        legend_title=", ".join(map(short_name, names)) if legend else "",
+        legend_title=", ".join(map(results.short_name, names)) if legend else "",
         **texts,
     )
     # Side by side around the label, in the order of the rows of the frame.
@@ -295,14 +279,14 @@ def _draw(grid: Grid, frame: Frame, caption: str, difference: bool, **texts: Any
     order = (np.repeat if along else np.tile)(np.arange(len(series)), len(labels))
     for number, name in enumerate(metrics):
         metric, panel = grid.metrics[name], figure.add_subplot(rows, columns, number + 1)
-        heading = metric_heading(metric, difference=difference)
+        heading = md.metric_heading(metric, difference=difference)
         panel.set_title(textwrap.fill(heading, 40), size=style.LARGE)
         panel.locator_params(axis="x", nbins=5, steps=[1, 2, 5, 10])
         style.style_axes(panel, grid="both" if along else "x")
         if along:
             positions = _place_numbers(panel, axis, labels, steps)
         else:
-            row_name = short_name(axis.name) if number % columns == 0 else ""
+            row_name = results.short_name(axis.name) if number % columns == 0 else ""
             positions = _place_rows(panel, labels, row_name, _MARK / pitch * steps)
         found = frame.loc[[name]].fillna({"bar": 0}).assign(at=positions.ravel(), series=order)
         found = found.dropna(subset="mean").sort_values("at")
@@ -339,7 +323,7 @@ def _place_numbers(panel: Axes, axis: Axis, labels: Sequence[str], steps: np.nda
     narrowest = _NUMBER_CHARACTERS * np.diff(np.sort(along)).min() / np.ptp(along)
     upright = narrowest < max(map(len, labels)) + 1
     panel.set_xticks(numbers, labels, rotation=90 if upright else 0)
-    panel.set_xlabel(style.display_text(short_name(axis.name)))
+    panel.set_xlabel(style.display_text(results.short_name(axis.name)))
     beside = along + np.ptp(along) * min(1 / 60, 1 / (10 * len(steps))) * steps[:, None]
     return np.exp(beside) if logarithmic else beside
 
@@ -351,10 +335,13 @@ def _draw_series(panel: Axes, mark: style.Mark, found: Frame, unit: str, *, alon
     """
 
     def xy(rows: Frame, column: str = "mean") -> list[Any]:
-        points = [rows["at"].to_numpy(), scaled(rows[column].to_numpy(float), unit)]
+        points = [rows["at"].to_numpy(), md.scaled(rows[column].to_numpy(float), unit)]
         return points if along else points[::-1]
 
-    bars = {"yerr" if along else "xerr": scaled(found["bar"].to_numpy(), unit), "elinewidth": 1.6}
+    bars = {
+        "yerr" if along else "xerr": md.scaled(found["bar"].to_numpy(), unit),
+        "elinewidth": 1.6,
+    }
     edge = {"markeredgecolor": style.INK, "markeredgewidth": 0.4}
     panel.errorbar(*xy(found), **bars, **mark.style(line=along), **edge, zorder=3)
     hollow: Any = {"markerfacecolor": "white", "markeredgecolor": mark.color}
