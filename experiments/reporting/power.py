@@ -6,6 +6,7 @@ import bisect
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from scipy.optimize import brentq
 from scipy.special import fdtri, ncfdtr
 
@@ -20,7 +21,8 @@ def paired_power(pairs: int, effect: float, deviation: float) -> float:
     The differences of n `pairs`, at least 2, have the mean `effect` and this deviation, above 0.
     """
     critical = fdtri(1, pairs - 1, 0.95)
-    return float(1 - ncfdtr(1, pairs - 1, pairs * (effect / deviation) ** 2, critical))
+    missed = ncfdtr(1, pairs - 1, pairs * (effect / deviation) ** 2, critical)
+    return float(1 - np.nan_to_num(missed))  # SciPy has NaN for some where nothing is missed.
 
 
 def pairs_needed(effect: float, deviation: float, power: float) -> int:
