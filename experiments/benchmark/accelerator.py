@@ -123,41 +123,28 @@ class Row:
     """Of jaxloss by the device's own count, where it is the largest of the process so far."""
 
 
-# Arrays and programs ----
-
-
-def _dtypes(problem: Problem) -> dict[str, Any]:
-    case, dtype = BY_NAME[problem.name], problem.dtype
-    wide = jnp.float32 if dtype == "mixed" else jnp.dtype(dtype)
-    narrow = jnp.bfloat16 if dtype == "mixed" else wide
-    of = {"labels": jnp.int32, "features": narrow, "view": narrow}
-    return {name: of.get(name, wide) for name in case.arrays}
-
-
-def _shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
-    n, d, C = problem.size
-    of = {"labels": (n,), "weights": (d, C), "bias": (C,)}
-    return {name: of.get(name, (n, d)) for name in BY_NAME[problem.name].arrays}
-
-
 def specs(problem: Problem) -> list[jax.ShapeDtypeStruct]:
     """Shapes and dtypes of the arrays."""
-    dtypes = _dtypes(problem)
-    return [jax.ShapeDtypeStruct(shape, dtypes[k]) for k, shape in _shapes(problem).items()]
+    (n, d, C), dtype = problem.size, problem.dtype
+    wide = jnp.float32 if dtype == "mixed" else jnp.dtype(dtype)
+    narrow = jnp.bfloat16 if dtype == "mixed" else wide
+    of = {"labels": ((n,), jnp.int32), "weights": ((d, C), wide), "bias": ((C,), wide)}
+    arrays = BY_NAME[problem.name].arrays  # The others are features.
+    return [jax.ShapeDtypeStruct(*of.get(name, ((n, d), narrow))) for name in arrays]
 
 
 def make_arrays(problem: Problem, features: Features = "random") -> list[Array]:
     """Drawn on the device. Clustered features have a mean of 10 and a spread of 0.1."""
-    mean, spread = (10.0, 0.1) if features == "clustered" else (0.2, 1.0)
+    of_features = (10.0, 0.1) if features == "clustered" else (0.2, 1.0)
     laws = {"weights": (0.0, problem.size.d**-0.5), "bias": (0.0, 0.1)}
-    dtypes, arrays = _dtypes(problem), []
-    for number, (name, shape) in enumerate(_shapes(problem).items()):
+    arrays = []
+    for number, name in enumerate(BY_NAME[problem.name].arrays):
+        like, law = specs(problem)[number], laws.get(name, of_features)
         if name == "labels":
             arrays.append(jax.device_put(_labels(problem.size)))
-            continue
-        mean_of, spread_of = laws.get(name, (mean, spread))
-        key = jax.random.key(number)
-        arrays.append(_normal(key, mean_of, spread_of, shape=shape, dtype=dtypes[name]))
+        else:
+            key = jax.random.key(number)
+            arrays.append(_normal(key, *law, shape=like.shape, dtype=like.dtype))
     return arrays
 
 
@@ -226,16 +213,6 @@ def _product(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST if a.dtype == jnp.float32 else None)
 
 
-def _dense(problem: Problem) -> Callable[..., Array] | None:
-    form = dense_forms.FORMS.get(problem.name)
-    if form is None or problem.dtype != "float32":
-        return form
-    return dense_forms.in_full_precision(form)
-
-
-# PyTorch ----
-
-
 def _torch() -> Any:
     """PyTorch, if it is installed and has JAX's device."""
     if not find_spec("torch"):
@@ -272,9 +249,6 @@ def _free(torch: Any) -> None:
         torch.cuda.empty_cache()
 
 
-# Rows ----
-
-
 class _Prepared(NamedTuple):
     row: Row
     arrays: list[Array]
@@ -301,7 +275,9 @@ def _reference(problem: Problem, arrays: Sequence[Array]) -> Any:
 def _prepare(problem: Problem, pool: ThreadPoolExecutor, torch: Any) -> _Prepared:
     """Starts to compile all forms for XLA, and compiles those of PyTorch."""
     case, row = BY_NAME[problem.name], Row(problem)
-    shapes, dense = specs(problem), _dense(problem)
+    shapes, dense = specs(problem), dense_forms.FORMS.get(problem.name)
+    if dense is not None and problem.dtype == "float32":
+        dense = dense_forms.in_full_precision(dense)
     programs = {
         OURS: pool.submit(jax_program, case.loss, shapes, case.differentiable),
         BARE: pool.submit(jax_program, bare_products(problem)[0], shapes, None),
@@ -470,9 +446,6 @@ def measured_rows(problems: Sequence[Problem], seconds: float) -> Iterator[Row]:
                 yield item.row
                 del item
                 _free(torch)
-
-
-# Report ----
 
 
 def run_accelerator(

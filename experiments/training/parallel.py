@@ -62,8 +62,7 @@ def device_mesh(mode: ParallelMode, shape: str, devices: Sequence[Any] | None = 
     devices = jax.devices() if devices is None else devices
     rows, columns = len(devices), 1
     if shape:
-        factors = parse_product(shape)
-        if factors is None:
+        if (factors := parse_product(shape)) is None:
             raise ConfigError(
                 f"--mesh must be BATCHxCLASSES, such as 2x4 for eight devices; got {shape!r}"
             )
@@ -75,8 +74,7 @@ def device_mesh(mode: ParallelMode, shape: str, devices: Sequence[Any] | None = 
                 f"--mesh {shape} needs {rows * columns} devices, but JAX has {len(devices)}; "
                 f"choose two numbers whose product is {len(devices)}"
             )
-    axes = (AxisType.Auto, AxisType.Auto)
-    names = (BATCH_AXIS, CLASS_AXIS)
+    names, axes = (BATCH_AXIS, CLASS_AXIS), (AxisType.Auto, AxisType.Auto)
     return jax.make_mesh((rows, columns), names, axis_types=axes, devices=devices)
 
 
@@ -114,11 +112,7 @@ def spread_over(mesh: Mesh, class_axes: Mapping[str, int], *, abstract: bool = F
         shapes = jax.eval_shape(filled, *arguments)
         shardings = jax.tree_util.tree_map_with_path(sharding, shapes)
         if abstract:
-            return jax.tree.map(
-                lambda leaf, own: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=own),
-                shapes,
-                shardings,
-            )
+            return jax.tree.map(lambda leaf, own: leaf.update(sharding=own), shapes, shardings)
         return jax.jit(filled, out_shardings=shardings)(*arguments)
 
     return build
