@@ -21,7 +21,7 @@ from experiments.config import (
     parse_option,
     replace_option,
 )
-from experiments.errors import ConfigError
+from experiments.errors import ConfigError, unknown
 from experiments.processes import agree, on_first
 from experiments.protocols import build_protocol, config_to_dict
 from experiments.reporting.grid import write_grid
