@@ -7,9 +7,10 @@ ready to train.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +21,7 @@ from jax.sharding import Mesh
 from experiments.config import Folders, ParallelMode, TrainConfig, check_config
 from experiments.contracts import Objective, Problem, Protocol
 from experiments.data.augment import check_augmentation, seen_shape
-from experiments.data.builders import image_shape, is_multi_label
+from experiments.data.builders import builder_class, image_shape, is_multi_label, pinned
 from experiments.data.pipeline import RecordImages
 from experiments.data.sampling import batch_size_of, draw_batch, parse_strategy
 from experiments.data.selection import labels_of
@@ -65,6 +66,7 @@ def plan_run(config: TrainConfig, *, num_devices: int | None = None, check: bool
     Without `check`, as for a checkpoint, they are not checked.
     """
     if check:
+        config = _with_data(config)
         check_config(config)
     protocol = build_protocol(config)
     if check:
@@ -79,6 +81,16 @@ def plan_run(config: TrainConfig, *, num_devices: int | None = None, check: bool
     if check:
         protocol.check_options(num_features)
     return Plan(config, protocol, seen, num_features)
+
+
+def _with_data(config: TrainConfig) -> TrainConfig:
+    """The configuration with what depends on the content of a folder of one's own."""
+    data, spec = config.data, builder_class(config.data.name).SPEC
+    names = {option: vars(data).get(option) for option in ("name", "novel", "base_test")}
+    changed: dict[str, Any] = {option: pinned(name) for option, name in names.items() if name}
+    measured = {"mean": spec.mean, "std": spec.std}
+    changed |= {option: value for option, value in measured.items() if not vars(data)[option]}
+    return dataclasses.replace(config, data=dataclasses.replace(data, **changed))
 
 
 def _check_options(config: TrainConfig, protocol: Protocol, num_devices: int | None) -> None:

@@ -80,7 +80,7 @@ def compile_step(
         mesh=mesh if mode == "jit" else None,
         abstract=True,
     )
-    key = jax.random.key(config.seed)
+    config, key = plan.config, jax.random.key(config.seed)
     step = build_step(graphdef, objective, optimizer, config.data, key=key, axis_name=axis_name)
     batch_size = batch_size_of(config.sampling.strategy, config.sampling.batch_size)
     spec, multi_label = builder_class(config.data.name).SPEC, is_multi_label(config.data.name)

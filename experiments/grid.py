@@ -182,9 +182,9 @@ def run_grid(
     available += pair_metrics.metrics if pair_metrics else ()
     _check_metrics(metrics, [*(metric.name for metric in available), VALIDATION])
     agree("runs", {str(number): str(cell.settings) for number, cell in enumerate(cells, start=1)})
-    for cell in cells:
+    for cell, plan in zip(cells, plans, strict=True):
         fixed = cell.config.fixed_steps()
-        check_run_directory(cell.directory, config_to_dict(cell.config), fixed_steps=fixed)
+        check_run_directory(cell.directory, config_to_dict(plan.config), fixed_steps=fixed)
     for plan in plans:
         held_out = plan.protocol.splits[1]
         if held_out not in prepare_and_count(plan, folders) and comparison.choose:

@@ -12,12 +12,19 @@ from matplotlib.figure import Figure
 
 from experiments.config import DataConfig, Folders, TrainConfig, check_config
 from experiments.contracts import Metric
-from experiments.data.builders import builder_class, image_shape, share_images
+from experiments.data.builders import (
+    builder_class,
+    image_shape,
+    pinned,
+    plain_name,
+    share_images,
+    short_name,
+)
 from experiments.errors import ConfigError, ExperimentError
 from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.protocols import build_protocol, classification, config_from_dict
 from experiments.protocols.classification import SPLITS, ClassificationData, ClassSplit
-from experiments.protocols.few_shot_data import holds_classes_out
+from experiments.protocols.few_shot_data import test_split
 from experiments.reporting.grid import write_grid
 from experiments.reporting.markdown import format_value, table
 from experiments.reporting.results import Axis, Comparison, Run
@@ -100,7 +107,8 @@ def evaluate_runs_linear(
     if len(paths) == 1 and (baseline or directory):
         raise ConfigError("--baseline and --directory are for several runs")
     # The name has all settings, so that evaluations of a run do not overwrite each other.
-    name = f"linear-{data.name}" + ("" if data.class_split == "all" else f"-{data.class_split}")
+    data = dataclasses.replace(data, name=pinned(data.name))
+    name = f"linear-{short_name(data.name)}" + ("" if data.class_split == "all" else f"-{data.class_split}")
     found: dict[tuple[str, int], Path] = {}
     for path in paths:
         config = config_of_run(path)
@@ -149,11 +157,10 @@ def seen_in_training(config: TrainConfig, data: str, split: ClassSplit = "all") 
     far as that run still exists; what a file of weights has seen is unknown.
     """
     trained_on = config.data.name
-    plain = trained_on.partition("@")[0]
-    if plain == data.partition("@")[0]:
+    if plain_name(trained_on) == plain_name(data):
         all_are_base = vars(config.data).get("novel") or split in ("all", "base")
         # Where classes are chosen, test images are not for training.
-        of_classes = "base" in build_protocol(config).splits and holds_classes_out(plain)
+        of_classes = "base" in build_protocol(config).splits and not test_split(trained_on)
         if all_are_base and of_classes:
             return f"base classes of {trained_on}, which include test images"
     elif share_images(trained_on, data):
@@ -261,7 +268,8 @@ def write_linear_report(
 
 def classes_of(data: str, split: str) -> str:
     """The classes of a split of a data set, as a phrase."""
-    return data if split == "all" else f"the {split} classes of {data}"
+    name = short_name(data)
+    return name if split == "all" else f"the {split} classes of {name}"
 
 
 def _title(report: dict[str, Any]) -> str:

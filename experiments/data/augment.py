@@ -63,7 +63,7 @@ def check_augmentation(config: DataConfig, channels: int) -> None:
             raise ConfigError(f"data.crop_scale replaces data.pad = {config.pad}; set it to 0")
     for name in ("mean", "std"):
         given = vars(config)[name]
-        if len(given) not in (1, channels):
+        if len(given) not in (0, 1, channels):
             raise ConfigError(f"data.{name} needs one number, or one for each channel; got {given}")
 
 
@@ -140,8 +140,8 @@ def _resized(image: Array | Photographs, config: DataConfig) -> Array:
 
 
 def _standardize(pixels: Array, config: DataConfig) -> Array:
-    mean = jnp.asarray(config.mean, jnp.float32)
-    return (pixels - mean) / jnp.asarray(config.std, jnp.float32)
+    mean, std = (jnp.asarray(value or 0.5, jnp.float32) for value in (config.mean, config.std))
+    return (pixels - mean) / std
 
 
 def _crop(image: Array, key: Array, pad: int) -> Array:

@@ -124,7 +124,7 @@ def stored_splits(name: str) -> tuple[str, str | None]:
             f"data.name = {name} has any number of labels per image, and classification needs one"
         )
     splits = split_names(name)
-    if "novel" in splits:
+    if "novel" in splits or splits == ("train",):
         return "+".join(splits), None
     if "test" in splits:
         return "+".join(split for split in splits if split != "test"), "test"

@@ -3,7 +3,8 @@
 A data set such as `icons` holds its validation and novel classes out. Of one that holds none out,
 such as `fashion_mnist`, `base_classes` classes are base classes and all others novel; none is left
 for validation. Its training images of base classes are for training, and its test images of all
-classes for evaluation.
+classes for evaluation. Of a folder without splits, all images of base classes are for training, and
+all of novel ones for evaluation.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class FewShotData(DataConfig):
 
     base_classes: Pixels = 0
     """Number of base classes, the same in every run; 0: all. In a data set that holds no classes
-    out, the others are novel."""
+    out, the others are novel; of a folder without splits, 0 is half of the classes."""
     subset_seed: Seed = 0
     """Seed that chooses these classes; 0 if all are used."""
 
@@ -61,6 +62,11 @@ def holds_classes_out(name: str) -> bool:
     return {"base", "novel"} <= set(split_names(name))
 
 
+def test_split(name: str) -> str | None:
+    """The stored test split of a data set that holds no classes out, if there is one."""
+    return None if holds_classes_out(name) else stored_splits(name)[1]
+
+
 def held_out_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
     """The images of every class, by split, of a data set that must hold classes out."""
     if not holds_classes_out(name):
@@ -73,7 +79,7 @@ def held_out_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
 
 def check_base_classes(data: FewShotData, novel: str = "") -> None:
     """Checks that there are enough classes; `novel` is as in `parts`."""
-    classes, number = builder_class(data.name).SPEC.classes, data.base_classes
+    classes, number = builder_class(data.name).SPEC.classes, _number_of_base_classes(data, novel)
     drawn = not holds_classes_out(data.name)
     if drawn and not novel and not number:
         raise ConfigError(
@@ -89,6 +95,13 @@ def check_base_classes(data: FewShotData, novel: str = "") -> None:
             f"data.base_classes = {number} must be from 2 to {available}"
             + (", or 0 for all" if novel or not drawn else "")
         )
+
+
+def _number_of_base_classes(data: FewShotData, novel: str) -> int:
+    """How many classes are chosen as base classes; 0: none are chosen."""
+    if data.base_classes or novel or holds_classes_out(data.name) or test_split(data.name):
+        return data.base_classes
+    return (builder_class(data.name).SPEC.classes["train"] + 1) // 2
 
 
 def load(data: FewShotData, folders: Folders, split: str, **options: Any) -> ImageSet:
@@ -112,16 +125,13 @@ def parts(
     name, own = data.name, _base_splits(data.name, novel)
     stored = stored_counts(name, **vars(folders))
     counts = [stored[part] for part in own.split("+")]
-    if holds_classes_out(name):
-        test, labels = "", labels_of(np.concatenate(counts))
-        test_labels = np.zeros(0, labels.dtype)
-    else:
-        test, labels = stored_splits(name)[1] or "", labels_of(np.sum(counts, axis=0))
-        test_labels = labels_of(stored[test])
+    test, combine = test_split(name), np.concatenate if holds_classes_out(name) else sum
+    labels = labels_of(combine(counts))
+    test_labels = labels_of(stored[test]) if test else np.zeros(0, labels.dtype)
     chosen = select(
         labels,
         test_labels=test_labels,
-        classes=data.base_classes,
+        classes=_number_of_base_classes(data, novel),
         subset_seed=data.subset_seed,
         holdout=holdout,
         option="data.base_classes",
@@ -131,14 +141,14 @@ def parts(
         return Part(name, own, chosen.counts(labels, rows), chosen, rows)
 
     found = {"base": part("train")}
-    if novel or not test:
+    if novel or holds_classes_out(name):
         of_novel = held_out_counts(novel or name, folders)
         others = [split for split in of_novel if split != "base"]
         found |= {split: Part(novel or name, split, of_novel[split]) for split in others}
     else:
-        classes = np.setdiff1d(labels, chosen.classes)
-        left = Selection(classes, {"test": np.flatnonzero(np.isin(test_labels, classes))})
-        found["novel"] = Part(name, test, left.counts(test_labels, "test"), left, "test")
+        classes, from_labels = np.setdiff1d(labels, chosen.classes), test_labels if test else labels
+        left = Selection(classes, {"test": np.flatnonzero(np.isin(from_labels, classes))})
+        found["novel"] = Part(name, test or own, left.counts(from_labels, "test"), left, "test")
     if holdout:
         found["held-out"] = part("validation")
     elif test:

@@ -18,10 +18,9 @@ import numpy as np
 import jaxloss
 from experiments.config import Folders, NamedLoss, Positive, TrainConfig, to_dict
 from experiments.contracts import ImageSet, Loss, Metric, Objective, Problem, Protocol
-from experiments.data.pipeline import load_split
-from experiments.protocols import few_shot
+from experiments.protocols import few_shot, few_shot_data
 from experiments.protocols.few_shot import FewShotEvaluation
-from experiments.protocols.few_shot_data import held_out_counts
+from experiments.protocols.few_shot_data import FewShotData
 from experiments.protocols.linear_head import build_classifier_loss, init_kernel
 
 
@@ -43,6 +42,7 @@ class InstanceConfig(TrainConfig):
 
     protocol: ClassVar[str] = "instance"
 
+    data: FewShotData = field(default_factory=FewShotData)
     loss: InstanceLoss = field(default_factory=InstanceLoss)
     evaluation: FewShotEvaluation = field(default_factory=FewShotEvaluation)
 
@@ -52,8 +52,8 @@ def build(config: InstanceConfig) -> Protocol:
     evaluation, name = config.evaluation, config.data.name
     return Protocol(
         splits=few_shot.SPLITS,
-        load=partial(load, name),
-        counts_by_split=partial(counts_by_split, name),
+        load=partial(load, config.data),
+        counts_by_split=partial(counts_by_split, config.data),
         check_data=lambda num_features, counts: few_shot.check_episodes(name, evaluation, counts),
         objective=partial(objective, config.loss),
         validation_metric=Metric("1-shot accuracy"),
@@ -73,9 +73,9 @@ def build(config: InstanceConfig) -> Protocol:
     )
 
 
-def load(name: str, folders: Folders, split: str) -> ImageSet:
+def load(data: FewShotData, folders: Folders, split: str) -> ImageSet:
     """The images of a split, each of the base ones with a label of its own."""
-    images = load_split(name, split, **vars(folders))
+    images = few_shot_data.load(data, folders, split)
     if split != "base":
         return images
     names = (images.class_names[label] for label in images.labels)
@@ -86,10 +86,10 @@ def load(name: str, folders: Folders, split: str) -> ImageSet:
     )
 
 
-def counts_by_split(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
+def counts_by_split(data: FewShotData, folders: Folders) -> Mapping[str, np.ndarray]:
     """One image of every base class; the number of images of every validation and novel class."""
-    stored = held_out_counts(name, folders)
-    return {**stored, "base": np.ones(stored["base"].sum(), np.int64)}
+    counts = {split: part.counts for split, part in few_shot_data.parts(data, folders).items()}
+    return {**counts, "base": np.ones(counts["base"].sum(), np.int64)}
 
 
 def objective(options: InstanceLoss, problem: Problem) -> Objective:

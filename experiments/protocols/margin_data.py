@@ -134,7 +134,7 @@ def check_shapes(data: MarginData) -> None:
 
 def has_held_out(data: MarginData) -> bool:
     """Whether there are images of base classes that are not for training."""
-    return bool(data.holdout or data.base_test or not holds_classes_out(data.name))
+    return bool(data.holdout or data.base_test or few_shot_data.test_split(data.name))
 
 
 def parts_of(data: MarginData, split: str) -> list[str]:

@@ -25,14 +25,16 @@ from experiments.config import (
 from experiments.contracts import ImageSet, Metric, Objective, Outputs, Problem, Protocol, measured
 from experiments.data.builders import is_multi_label, split_names
 from experiments.data.pipeline import load_split, load_targets
+from experiments.data.selection import TEST_SHARE
 from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import evaluate_scores
 from experiments.protocols.classification import SPLITS
 from experiments.protocols.linear_head import head_logits, init_linear_head, objective_of_logits
 from experiments.reporting.run import metrics_table
 
-_HOLDOUT_STREAM = 4
-"""Random stream of the held-out images; `experiments.data.selection` has those before it."""
+_STREAMS = {"test": 5, "validation": 4}
+"""Random streams of the images that are split off; `experiments.data.selection` has those before
+them."""
 
 METRICS = (Metric("mAP@class"), Metric("mAP@sample"))
 
@@ -158,7 +160,8 @@ def _parts(data: MultiLabelData, folders: Folders) -> dict[str, _Part]:
             f"data.train_on = {data.train_on}, but {data.name} has no validation images; "
             "choose train"
         )
-    stored = {"train": data.train_on, "test": "test"}
+    has_test = "test" in split_names(data.name)  # Else it is a folder without splits.
+    stored = {"train": data.train_on} | ({"test": "test"} if has_test else {})
     if has_validation and data.train_on == "train":
         if data.holdout:
             raise ConfigError(
@@ -170,17 +173,20 @@ def _parts(data: MultiLabelData, folders: Folders) -> dict[str, _Part]:
         split: _Part(whole, None, load_targets(data.name, whole, **vars(folders)))
         for split, whole in stored.items()
     }
-    if data.holdout:
-        # A random fraction of the images, the same in every run.
-        whole, _, targets = parts["train"]
-        size, held_out = len(targets), int(np.floor(data.holdout * len(targets) + 0.5))
+    # Random fractions of the images, the same in every run.
+    for split, share in {"test": 0 if has_test else TEST_SHARE, "validation": data.holdout}.items():
+        whole, rows, targets = parts["train"]
+        size, held_out = len(targets), int(np.floor(share * len(targets) + 0.5))
+        if not share:
+            continue
         if not held_out:
-            raise ConfigError(
-                f"data.holdout = {data.holdout} of {size} images of {data.name} is none"
-            )
-        order = np.random.Generator(np.random.Philox(key=[_HOLDOUT_STREAM, 0])).permutation(size)
-        for split, own in (("validation", order[:held_out]), ("train", order[held_out:])):
-            parts[split] = _Part(whole, np.sort(own), targets[np.sort(own)])
+            option = "data.holdout" if split == "validation" else "the share for test"
+            raise ConfigError(f"{option} = {share} of {size} images of {data.name} is none")
+        rows = np.arange(size) if rows is None else rows
+        order = np.random.Generator(np.random.Philox(key=[_STREAMS[split], 0])).permutation(size)
+        for part, own in ((split, order[:held_out]), ("train", order[held_out:])):
+            own = np.sort(own)
+            parts[part] = _Part(whole, rows[own], targets[own])
     return parts
 
 

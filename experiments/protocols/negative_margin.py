@@ -30,7 +30,7 @@ from experiments.evaluation.fine_tuning import (
     fine_tuned_predictions,
 )
 from experiments.protocols import few_shot, margin_data
-from experiments.protocols.few_shot_data import holds_classes_out
+from experiments.protocols.few_shot_data import test_split
 from experiments.protocols.linear_head import init_kernel, objective_of_logits
 from experiments.protocols.margin_data import (
     SELECTION,
@@ -372,7 +372,7 @@ def label(options: MarginLoss) -> str:
 def report(results: dict[str, Any]) -> list[str]:
     """A phrase on the evaluation, a table of classes and shots, and one of discriminability."""
     evaluation, tuning = results["evaluation"], results["fine_tuning"]
-    base = "training images" if holds_classes_out(results["data"]) else "test images"
+    base = "test images" if test_split(results["data"]) else "training images"
     if results["holdout"]:
         base = "held out from training"
     if results["base_test"]:

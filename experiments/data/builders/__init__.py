@@ -7,7 +7,7 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.data.builders import preparation
+from experiments.data.builders import folder, preparation
 from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders.arrays import Cifar10, Cifar100, Stl10, Svhn, SvhnExtra
 from experiments.data.builders.base import ImageBuilder
@@ -51,7 +51,10 @@ __all__ = [
     "image_shape",
     "is_multi_label",
     "overview",
+    "pinned",
+    "plain_name",
     "share_images",
+    "short_name",
     "split_names",
 ]
 
@@ -134,6 +137,8 @@ class DatasetStatus:
     """Those of its files to download that exist."""
     missing: str
     """Why the data set cannot be prepared now. Empty if it is prepared, or can be."""
+    details: tuple[str, ...] = ()
+    """Further lines."""
 
     @property
     def state(self) -> str:
@@ -145,6 +150,7 @@ class DatasetStatus:
         if len(set(self.classes.values())) == 1:
             classes = f"{max(self.classes.values())} in {', '.join(self.classes)}"
         lines = [f"{self.name}: {self.description}", f"  classes: {classes}"]
+        lines += [f"  {line}" for line in self.details]
         if self.ready:
             lines.append(f"  prepared in {self.location}")
         elif not self.missing:
@@ -155,23 +161,34 @@ class DatasetStatus:
         return "\n".join(lines)
 
 
-@functools.cache
 def builder_class(name: str) -> type[ImageBuilder]:
     """The builder of a data set.
 
     Args:
-      name: The data set. `NAME@SIZE`, such as `imagenet@128`, stores the images of a resizable
-        data set at another size. Every size is prepared separately.
+      name: The data set, or `folder:PATH` with images of one's own. `NAME@SIZE`, such as
+        `imagenet@128`, stores the images of a resizable data set at another size. Every size is
+        prepared separately.
 
     Returns:
       The class.
 
     Raises:
       ConfigError: The data set does not exist. The message lists the available ones.
+      DamagedArchiveError: A file in a folder of one's own is unreadable.
     """
+    if not _is_own(name):
+        return _known_builder(name)
+    size = folder.parse(name).size
+    _check_size(name, size or str(_SIZES[0]))
+    return folder.folder_builder(name)
+
+
+@functools.cache
+def _known_builder(name: str) -> type[ImageBuilder]:
     plain, at, size = name.partition("@")
     if plain not in BUILDERS:
-        raise unknown("data set", plain, BUILDERS)
+        own = f"{folder.PREFIX}PATH has images of your own"
+        raise unknown("data set", plain, BUILDERS, f"available: {', '.join(BUILDERS)}; {own}")
     cls = BUILDERS[plain]
     if not at:
         return cls
@@ -179,10 +196,7 @@ def builder_class(name: str) -> type[ImageBuilder]:
     height, width, channels = spec.image_shape
     if not spec.resizable:
         raise ConfigError(f"{plain} is only available at {height}×{width}, not as {name!r}")
-    if not (size.isascii() and size.isdecimal() and int(size) in _SIZES):
-        raise ConfigError(
-            f"{name!r}: the size after the @ must be {_SIZES[0]} to {_SIZES[-1]} pixels"
-        )
+    _check_size(name, size)
     if int(size) == height == width:
         return cls
     spec = dataclasses.replace(
@@ -202,6 +216,37 @@ def builder_class(name: str) -> type[ImageBuilder]:
     )
 
 
+def _check_size(name: str, size: str) -> None:
+    if not (size.isascii() and size.isdecimal() and int(size) in _SIZES):
+        raise ConfigError(
+            f"{name!r}: the size after the @ must be {_SIZES[0]} to {_SIZES[-1]} pixels"
+        )
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith(folder.PREFIX)
+
+
+def pinned(name: str) -> str:
+    """The name of a data set for the configuration of a run.
+
+    That of a folder of one's own has its absolute path and a hash of its content.
+    """
+    return folder.pinned(name) if _is_own(name) else name
+
+
+def short_name(name: str) -> str:
+    """The name of a data set in titles and names of files."""
+    return folder.short_name(name) if _is_own(name) else name
+
+
+def plain_name(name: str) -> str:
+    """The name of a data set at any size; of a folder of one's own, that of its content."""
+    if not _is_own(name):
+        return name.partition("@")[0]
+    return f"{folder.PREFIX}{folder.parse(folder.pinned(name)).content}"
+
+
 def split_names(name: str) -> tuple[str, ...]:
     """The splits of a data set. It need not be prepared.
 
@@ -209,8 +254,9 @@ def split_names(name: str) -> tuple[str, ...]:
       name: The data set.
 
     Returns:
-      `base`, `validation` (optional) and `novel` of a few-shot data set; `train`, `validation` or
-      `extra` (optional) and `test` of any other.
+      `base`, `validation` (optional) and `novel` of a few-shot data set; `train` alone of a folder
+      of one's own without splits; `train`, `validation` or `extra` (optional) and `test` of any
+      other.
 
     Raises:
       ConfigError: The data set does not exist.
@@ -243,7 +289,9 @@ def share_images(name: str, other: str) -> bool:
     Returns:
       True if they are the same data set, or were made from the same images.
     """
-    both = {plain.partition("@")[0] for plain in (name, other)}
+    if _is_own(name) and _is_own(other):
+        return folder.overlap(name, other)
+    both = {plain_name(name), plain_name(other)}
     return len(both) == 1 or any(both <= names for names in _SHARE_IMAGES)
 
 
@@ -308,6 +356,7 @@ def describe(
         location=preparation.location(cls, data_dir),
         found=tuple(path for path in map(search_path.find, files) if path is not None),
         missing=missing,
+        details=tuple(cls.details()),
     )
 
 

@@ -41,6 +41,10 @@ class DatasetSpec:
     """Whether the images can be stored at another size."""
     whole: bool = False
     """Whether the images have different sizes and are stored uncropped: see `encode`."""
+    mean: tuple[float, ...] = ()
+    """Mean of the pixel values in [0, 1] of every channel, where it is measured."""
+    std: tuple[float, ...] = ()
+    """Their standard deviation."""
     version: str = "1.0.0"
     """Of what is stored. A higher one where the same files would now give other images or classes;
     what earlier versions prepared is refused."""
@@ -99,6 +103,16 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
         if hasattr(cls, "SPEC"):  # A data set, not one of the classes in `tasks`.
             cls.MANUAL_DOWNLOAD_INSTRUCTIONS = cls.instructions()
             cls.VERSION = tfds.core.Version(cls.SPEC.version)
+
+    @classmethod
+    def typed(cls) -> str:
+        """The name as the command line takes it."""
+        return cls.name.replace("_at_", "@")
+
+    @classmethod
+    def details(cls) -> list[str]:
+        """Lines on what is known before the data is prepared, for `datasets NAME`; none here."""
+        return []
 
     @classmethod
     def instructions(cls) -> str | None:

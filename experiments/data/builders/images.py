@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import io
 import json
-import logging
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,8 +16,6 @@ import numpy as np
 from PIL import Image, ImageFile, ImageOps
 
 from experiments.data.builders.archives import DamagedArchiveError, load_pickle
-
-_log = logging.getLogger(__name__)
 
 Encoding = Literal["png", "jpeg"]
 
@@ -239,13 +236,17 @@ def list_files(folder: Path) -> list[Path]:
     return files
 
 
-def report_left_out(files: Iterable[Path], folder: Path) -> None:
-    """Logs in one line how many files of a folder are not images, and the first names."""
-    names = sorted(readable(path.relative_to(folder)) for path in files)
-    if names:
-        count = f"{len(names)} file" + "s" * (len(names) > 1)
-        shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-        _log.warning("%s: left out %s that are not images: %s", readable(folder), count, shown)
+def left_out(paths: Iterable[Path], folder: Path, noun: str, why: str) -> list[str]:
+    """A line with the number of a folder's files or folders (`noun`), why, and the first names.
+
+    No line if there are none.
+    """
+    names = sorted(readable(path.relative_to(folder)) for path in paths)
+    if not names:
+        return []
+    count = f"{len(names)} {noun}" + "s" * (len(names) > 1)
+    shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+    return [f"left out {count} {why}: {shown}"]
 
 
 def readable(path: Path) -> str:

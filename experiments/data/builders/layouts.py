@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,13 +15,16 @@ from experiments.data.builders.images import (
     class_name,
     is_image,
     is_of_system,
+    left_out,
     list_files,
     list_folders,
     list_images,
-    report_left_out,
+    readable,
     split_of_files,
     split_of_pickle,
 )
+
+_log = logging.getLogger(__name__)
 
 FEW_SHOT_PARTS = {"base": "train", "validation": "val", "novel": "test"}
 """The names that most distributions of few-shot data sets give their splits."""
@@ -262,16 +266,24 @@ def has_class_folders(folder: Path) -> bool:
 
 
 def read_folders(folder: Path) -> ClassSplit:
+    """As `list_classes`, but the log has the lines."""
+    split, lines = list_classes(folder)
+    for line in lines:
+        _log.warning("%s: %s", readable(folder), line)
+    return split
+
+
+def list_classes(folder: Path) -> tuple[ClassSplit, list[str]]:
     """Lists the images of a folder that contains one folder per class.
 
-    Images in the subfolders of a class belong to it. Files that are not images are left out, and a
-    line of the log counts and names them.
+    Images in the subfolders of a class belong to it. Files that are not images are left out.
 
     Args:
       folder: The folder.
 
     Returns:
-      The classes and their files, sorted by name.
+      The classes and their files, sorted by name; and a line that counts and names the files that
+      are left out, if there are any.
 
     Raises:
       DamagedArchiveError: The name of a folder cannot be that of a class.
@@ -283,5 +295,5 @@ def read_folders(folder: Path) -> ClassSplit:
         images = [file for file in files if is_image(file.name)]
         others += [file for file in files if not is_image(file.name)]
         classes[class_name(path)] = images
-    report_left_out(others, folder)
-    return split_of_files(classes, folder)
+    lines = left_out(others, folder, "file", "that are not images")
+    return split_of_files(classes, folder), lines

@@ -109,7 +109,7 @@ def check_preparable(cls: type[ImageBuilder], data_dir: Path | None) -> None:
     """Raises a `MissingArchiveError` if the folder of prepared data sets is on an object store."""
     root = data_root(data_dir)
     if is_remote(root):
-        typed = cls.name.replace("_at_", "@")
+        typed = cls.typed()
         raise MissingArchiveError(
             f"{typed} is not prepared in --data-dir {root}, and data sets are prepared in local "
             f"folders only: run `python -m experiments prepare {typed} --data-dir FOLDER`, then "

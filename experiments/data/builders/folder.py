@@ -1,0 +1,606 @@
+"""Images of one's own: `folder:PATH`, with a folder per class or a CSV file of labels.
+
+The name of the prepared data follows from the content, so that it stands in for nothing, and a
+changed folder is prepared anew. What is measured once is kept in the user's cache: by the names,
+sizes and times of the files, which spares reading them again, and by the content.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import hashlib
+import io
+import json
+import os
+import re
+import unicodedata
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
+from experiments.data.builders.base import DatasetSpec, ImageBuilder
+from experiments.data.builders.images import (
+    ClassSplit,
+    MultiLabelSplit,
+    SourceImage,
+    encode,
+    is_image,
+    left_out,
+    list_files,
+    list_folders,
+    list_images,
+    open_files,
+    read_lines,
+    readable,
+    split_of_files,
+)
+from experiments.data.builders.layouts import SearchPath, list_classes
+from experiments.data.builders.tasks import ClassificationBuilder, FewShotBuilder, MultiLabelBuilder
+from experiments.errors import ConfigError
+from experiments.storage import cache_folder, is_remote, write_json
+
+PREFIX = "folder:"
+"""What the names of one's own folders begin with."""
+LABELS = "labels.csv"
+"""The file in such a folder that takes precedence over class folders."""
+SIDE = 128
+"""Largest shorter side of the stored images, unless `@SIZE` is given."""
+
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    "base": "base",
+    "novel": "novel",
+}
+_MEASURED_IMAGES = 128
+"""Training images of which mean and deviation are measured."""
+_LOSSLESS_SIDE = 64
+"""Images of a shorter side up to this are stored without loss."""
+
+Split = ClassSplit | MultiLabelSplit
+
+
+class Named(NamedTuple):
+    """The parts of `folder:PATH@SIZE#CONTENT`, of which the last two may be absent."""
+
+    path: Path
+    """Absolute."""
+    size: str
+    content: str
+    """Identifies the files that a run was trained on, in a configuration."""
+
+    def __str__(self) -> str:
+        size = f"@{self.size}" if self.size else ""
+        return f"{PREFIX}{self.path}{size}" + (f"#{self.content}" if self.content else "")
+
+
+def parse(name: str) -> Named:
+    """The parts of a name that begins with `PREFIX`; raises a `ConfigError` if there is no path."""
+    text = name.removeprefix(PREFIX)
+    if not text:
+        raise ConfigError(f"{name} lacks a path; set data.name = {PREFIX}PATH, a folder of images")
+    if is_remote(Path(text)) or "://" in text:
+        raise ConfigError(f"{name} must be a local folder; copy it to this machine")
+    match = re.fullmatch(r"(.*?)(?:@(\d+))?(?:#([0-9a-f]{12}))?", text, re.DOTALL)
+    assert match is not None
+    path, size, content = (part or "" for part in match.groups())
+    if size and os.path.exists(os.path.expanduser(f"{path}@{size}")):
+        path, size = f"{path}@{size}", ""
+    return Named(Path(os.path.abspath(os.path.expanduser(path))), size, content)
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The files of a folder, before any image is opened."""
+
+    base: type[ImageBuilder]
+    """Which of the three kinds of data sets it is."""
+    root: Path
+    splits: Mapping[str, Split]
+    left_out: tuple[str, ...] = ()
+    """Lines on what is not taken."""
+
+
+class _Facts(NamedTuple):
+    """What is measured, as JSON types."""
+
+    content: str
+    """A hash of all files, their names and labels."""
+    base: str
+    side: int
+    channels: int
+    mean: list[float]
+    std: list[float]
+    classes: dict[str, dict[str, int]]
+    """The images of every class or label, by split."""
+    images: dict[str, int]
+    """The images of every split."""
+    copies: list[str]
+    """Files without a split of their own that equal another one with the same labels."""
+
+
+class FolderBuilder(ImageBuilder):
+    """A folder of one's own; mixed into one of the classes in `tasks`."""
+
+    PATH: ClassVar[Path]
+    FACTS: ClassVar[_Facts]
+    LISTING: ClassVar[_Listing | None]
+    """None if the folder no longer has the content, which may still be prepared."""
+
+    @classmethod
+    def typed(cls) -> str:
+        """As the command line takes it."""
+        return f"{PREFIX}{cls.PATH}"
+
+    @classmethod
+    def check_source(cls, search_path: SearchPath) -> None:
+        """Raises a `MissingArchiveError` if the folder has changed."""
+        if cls.LISTING is None:
+            raise MissingArchiveError(
+                f"{readable(cls.PATH)} no longer has the files of {cls.name}, which is not "
+                "prepared; put the files back, or train again in another directory"
+            )
+
+    def read_splits(self, search_path: SearchPath) -> Mapping[str, Any]:
+        """The files that were found."""
+        self.check_source(search_path)
+        assert self.LISTING is not None
+        return self.LISTING.splits
+
+    @classmethod
+    def details(cls) -> list[str]:
+        """What was found, in lines."""
+        facts, noun = cls.FACTS, "label" if issubclass(cls, MultiLabelBuilder) else "class"
+        lines = []
+        for split, counts in facts.classes.items():
+            least, most = (f(counts, key=lambda name: counts[name]) for f in (min, max))
+            each = f"{counts[least]} of every {noun}"
+            if counts[least] < counts[most]:
+                each = f"{counts[least]} ({least}) to {counts[most]} ({most}) of a {noun}"
+            lines.append(f"{split}: {facts.images[split]} images, {each}")
+        if len(facts.classes) == 1:
+            of = "the images" if noun == "label" else "every class"
+            lines.append(
+                f"no split of its own: 30 % of {of} are for test"
+                + ("; few-shot protocols train on half of the classes" * (noun == "class"))
+            )
+        colours = "grey" if facts.channels == 1 else "colour"
+        lines.append(f"{colours}; mean {_text(facts.mean)}, deviation {_text(facts.std)}")
+        if cls.LISTING is not None:
+            lines += cls.LISTING.left_out
+        return lines
+
+
+def _text(numbers: list[float]) -> str:
+    return " ".join(f"{number:.3f}" for number in numbers)
+
+
+def folder_builder(name: str) -> type[ImageBuilder]:
+    """The builder of `folder:PATH`, `folder:PATH@SIZE`, or either with `#CONTENT`.
+
+    Raises:
+      ConfigError: There is no such folder, it has no images, or no classes.
+      DamagedArchiveError: A file is no readable image, or the CSV file is not as expected.
+    """
+    own = parse(name)
+    try:
+        listing, facts = _examine(own.path, _stamp(own.path))
+    except (ConfigError, DamagedArchiveError):
+        if not own.content or (known := _remembered(own.content)) is None:
+            raise
+        listing, facts = None, known
+    if own.content and facts.content != own.content:
+        known = _remembered(own.content)
+        if known is None:
+            raise ConfigError(
+                f"{readable(own.path)} has changed since the run was trained on it; put the files "
+                "back, or train again in another directory"
+            )
+        listing, facts = None, known
+    size = int(own.size or facts.side)
+    total, number = sum(facts.images.values()), len({n for of in facts.classes.values() for n in of})
+    labels = facts.base == MultiLabelBuilder.__name__
+    spec = DatasetSpec(
+        description=f"{total} images {'with' if labels else 'of'} {number} "
+        f"{'labels' if labels else 'classes'} in {readable(own.path)}",
+        image_shape=(size, size, facts.channels),
+        classes={split: len(names) for split, names in facts.classes.items()},
+        homepage="",
+        resizable=True,
+        whole=True,
+        encoding="png" if size <= _LOSSLESS_SIDE else "jpeg",
+        mean=tuple(facts.mean),
+        std=tuple(facts.std),
+    )
+    base = {kind.__name__: kind for kind in (ClassificationBuilder, FewShotBuilder, MultiLabelBuilder)}
+    return type(
+        "Folder",
+        (FolderBuilder, base[facts.base]),
+        {
+            "__module__": __name__,
+            "name": f"folder_{facts.content}" + (f"_at_{size}" if own.size else ""),
+            "SPEC": spec,
+            "PATH": own.path,
+            "FACTS": facts,
+            "LISTING": listing,
+        },
+    )
+
+
+def pinned(name: str) -> str:
+    """A name with an absolute path and the hash of the content."""
+    own = parse(name)
+    if own.content:
+        return str(own)
+    return str(own._replace(content=_examine(own.path, _stamp(own.path))[1].content))
+
+
+def short_name(name: str) -> str:
+    """A name for titles and files: the folder's, and the hash of its content."""
+    own = parse(pinned(name))
+    return f"{own.path.name}-{own.content}" + (f"@{own.size}" if own.size else "")
+
+
+def overlap(name: str, other: str) -> bool:
+    """Whether two folders have the same content, or one contains the other."""
+    mine, yours = parse(pinned(name)), parse(pinned(other))
+    paths = os.path.realpath(mine.path), os.path.realpath(yours.path)
+    return mine.content == yours.content or os.path.commonpath(paths) in paths
+
+
+# --- What there is ------------------------------------------------------------------------------
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Changes when files are added to a folder or removed, for the cache of this process."""
+    places = [path, *path.glob("*/")] if path.is_dir() else [path]
+    places += [sub for place in places if place.name.lower() in _SPLITS for sub in place.glob("*/")]
+    places += [path / LABELS] if (path / LABELS).exists() else []
+    return tuple(place.stat().st_mtime_ns for place in places if place.exists())
+
+
+@functools.lru_cache(maxsize=8)
+def _examine(path: Path, stamp: tuple[int, ...]) -> tuple[_Listing, _Facts]:
+    listing = _list(path)
+    # The class method needs no instance, and says which classes are in only one split.
+    listing.base.check_splits(listing.splits)
+    files = [*_files(listing)]
+    key = hashlib.sha256(repr([listing.base.__name__, *listing.splits]).encode())
+    for split, labels, file in files:
+        status = file.stat()
+        key.update(repr((split, labels, _below(file, listing), status.st_size)).encode())
+        key.update(repr(status.st_mtime_ns).encode())
+    known = _read_facts(cache_folder("folders") / f"files-{key.hexdigest()[:24]}.json")
+    facts = known or _measure(listing, files)
+    listing = _without_copies(listing, facts.copies)
+    if known is None:
+        cache_folder("folders").mkdir(parents=True, exist_ok=True)
+        for stem in (f"files-{key.hexdigest()[:24]}", facts.content):
+            write_json(cache_folder("folders") / f"{stem}.json", facts._asdict())
+    return listing, facts
+
+
+def _remembered(content: str) -> _Facts | None:
+    return _read_facts(cache_folder("folders") / f"{content}.json")
+
+
+def _read_facts(path: Path) -> _Facts | None:
+    try:
+        return _Facts(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # Absent, damaged, or of another version.
+        return None
+
+
+def _list(path: Path) -> _Listing:
+    """Finds the splits and classes of a folder, or of a CSV file."""
+    shown = f"{PREFIX}{readable(path)}"
+    if path.is_file() and path.suffix.lower() == ".csv":
+        return _read_csv(path)
+    if not path.is_dir():
+        what = "is a file, neither a folder nor a CSV file" if path.exists() else "does not exist"
+        raise ConfigError(f"{shown} {what}; set a folder with one folder of images per class")
+    if (path / LABELS).is_file():
+        return _read_csv(path / LABELS)
+    folders = list_folders(path)
+    parts: dict[str, Path] = {}
+    for folder in folders:
+        if (split := _SPLITS.get(folder.name.lower())) is not None:
+            if split in parts:
+                raise ConfigError(f"{shown} has both {parts[split].name} and {folder.name}")
+            parts[split] = folder
+    lines: list[str] = []
+    if "base" in parts and "novel" in parts:
+        order = "base", "validation", "novel"
+    elif "train" in parts and len(parts) > 1:
+        order = "train", "validation", "test"
+    elif len(folders) == 1 and "train" in parts and list_folders(parts["train"]):
+        return _list(parts["train"])
+    else:
+        parts, order = {"train": path}, ("train",)
+    if len(parts) > 1:
+        beside = [folder for folder in folders if folder not in map(parts.get, order)]
+        lines += left_out(beside, path, "folder", "beside the splits")
+    splits: dict[str, Split] = {}
+    for split in (split for split in order if split in parts):
+        found, others = list_classes(parts[split])
+        place = f"{parts[split].name}: " if len(parts) > 1 else ""
+        empty = [parts[split] / name for name, images in found.classes.items() if not images]
+        others += left_out(empty, parts[split], "folder", "without images")
+        lines += [place + line for line in others]
+        classes = {name: images for name, images in found.classes.items() if images}
+        if not classes:
+            raise _no_images(parts[split])
+        splits[split] = ClassSplit(classes, found.open, found.source)
+    return _classified(path, splits, lines)
+
+
+def _classified(root: Path, splits: dict[str, Split], lines: list[str]) -> _Listing:
+    """The listing of images with one class each; raises a `ConfigError` if there is one class."""
+    names = [set(split.classes) for split in splits.values() if isinstance(split, ClassSplit)]
+    if len(set.union(*names)) < 2:
+        (name,) = names[0]
+        inside = [folder.name for folder in list_folders(root / name)]
+        hint = f"; for its {len(inside)} folders, set {PREFIX}{readable(root / name)}" * bool(inside)
+        raise ConfigError(f"{readable(root)} has images of one class only, {name!r}{hint}")
+    disjoint = len(splits) > 1 and sum(map(len, names)) == len(set.union(*names))
+    if disjoint and "train" in splits:
+        # The layout of most few-shot data sets.
+        renamed = {"train": "base", "validation": "validation", "test": "novel"}
+        splits = {renamed[split]: found for split, found in splits.items()}
+        if "novel" not in splits:
+            splits["novel"] = splits.pop("validation")
+    elif "train" in splits and "test" not in splits and "validation" in splits:
+        splits["test"] = splits.pop("validation")
+    base = FewShotBuilder if "novel" in splits else ClassificationBuilder
+    return _Listing(base, root, splits, tuple(lines))
+
+
+def _no_images(folder: Path) -> ConfigError:
+    shown = readable(folder)
+    if count := len(list_images(folder)):
+        return ConfigError(
+            f"{shown} has {count} images, but no folder per class; put the images of each class "
+            f"into a folder, or list them in {LABELS} with the columns file,labels"
+        )
+    return ConfigError(
+        f"{shown} has no images; put the images of each class into a folder: {shown}/CLASS/NAME.jpg"
+    )
+
+
+# --- CSV files ----------------------------------------------------------------------------------
+
+
+def _read_csv(path: Path) -> _Listing:
+    """Reads the columns `file`, `label` or `labels`, and perhaps `split`."""
+    lines = read_lines(path)
+    shown, head = readable(path), lines[0] if lines else ""
+    delimiter = next((sign for sign in ",;\t" if sign in head), ",")
+    rows = csv.reader(lines, delimiter=delimiter)
+    header = [column.strip().lower() for column in next(rows, [])]
+    several = "labels" in header
+    if "file" not in header or several + ("label" in header) != 1:
+        raise DamagedArchiveError(
+            f"{shown} has the columns {', '.join(header) or '(none)'}; it needs file and labels "
+            "(any number for each image) or label (one class for each image)"
+        )
+    on_disk = {_nfc(str(file.relative_to(path.parent))): file for file in list_files(path.parent)}
+    splits: dict[str, dict[Path, set[str]]] = {}
+    lines_of: dict[Path, tuple[str, int]] = {}
+    absent: list[str] = []
+    for row in rows:
+        if not any(cell.strip() for cell in row):
+            continue
+        number = rows.line_num
+        if len(row) != len(header):
+            raise DamagedArchiveError(
+                f"{shown}, line {number}: {len(row)} cells for {len(header)} columns; put text "
+                f"that contains {delimiter!r} into quotes"
+            )
+        cells = dict(zip(header, map(str.strip, row), strict=True))
+        file = on_disk.get(_nfc(os.path.normpath(cells["file"].replace("\\", "/"))))
+        if file is None or not is_image(file.name):
+            absent.append(f"{cells['file']!r} in line {number}")
+            continue
+        split = _SPLITS.get(cells.get("split", "train").lower())
+        if split is None:
+            raise DamagedArchiveError(
+                f"{shown}, line {number}: the split {cells['split']!r} is none of "
+                "train, validation, test, base and novel"
+            )
+        before = lines_of.setdefault(file, (split, number))
+        labels = {_nfc(cells["labels" if several else "label"])} - {""}
+        if several:
+            labels = {part.strip() for text in labels for part in re.split("[,;|]", text)} - {""}
+        elif not labels:
+            raise DamagedArchiveError(f"{shown}, line {number}: {cells['file']} has no label")
+        known = splits.setdefault(split, {}).setdefault(file, set())
+        if before[0] != split or (not several and known and known != labels):
+            raise DamagedArchiveError(
+                f"{shown}, lines {before[1]} and {number}: {cells['file']} has two "
+                + ("splits" if before[0] != split else "labels; the column of several is `labels`")
+            )
+        known |= labels
+    if absent:
+        raise DamagedArchiveError(
+            f"{shown} lists {len(absent)} file{'s' * (len(absent) > 1)} that are not images in "
+            f"{readable(path.parent)}: {', '.join(absent[:3])}{', …' * (len(absent) > 3)}; put "
+            "them there, or delete the lines"
+        )
+    if not splits:
+        raise DamagedArchiveError(f"{shown} lists no images")
+    unlisted = [f for f in on_disk.values() if is_image(f.name) and f not in lines_of]
+    notes = left_out(unlisted, path.parent, "image", f"that {path.name} does not list")
+    if not several:
+        return _of_single_labels(path, splits, notes)
+    return _of_many_labels(path, splits, notes)
+
+
+def _of_single_labels(
+    path: Path, splits: dict[str, dict[Path, set[str]]], notes: list[str]
+) -> _Listing:
+    found: dict[str, Split] = {}
+    order = ("train", "base", "validation", "test", "novel")
+    for split in (split for split in order if split in splits):
+        classes: dict[str, list[Path]] = {}
+        for file, (label,) in splits[split].items():
+            classes.setdefault(label, []).append(file)
+        found[split] = split_of_files(classes, path)
+    _check_split_names(path, found)
+    return _classified(path.parent, found, notes)
+
+
+def _of_many_labels(
+    path: Path, splits: dict[str, dict[Path, set[str]]], notes: list[str]
+) -> _Listing:
+    if "test" not in splits and "validation" in splits:
+        splits["test"] = splits.pop("validation")
+    if not splits.keys() <= {"train", "validation", "test"}:
+        raise DamagedArchiveError(
+            f"{readable(path)}: images with several labels have the splits train, validation and test"
+        )
+    _check_split_names(path, splits)
+    names = tuple(sorted(set().union(*splits["train"].values())))
+    others = set().union(*(labels for images in splits.values() for labels in images.values()))
+    if unknown := sorted(others - {*names}):
+        raise DamagedArchiveError(
+            f"{readable(path)}: no training image has the label {unknown[0]!r}"
+            + (f", nor {len(unknown) - 1} others" if len(unknown) > 1 else "")
+        )
+    if not names:
+        raise DamagedArchiveError(f"{readable(path)}: no image has a label")
+    found: dict[str, Split] = {}
+    for split in (split for split in ("train", "validation", "test") if split in splits):
+        images = dict(sorted(splits[split].items()))
+        targets = np.array([[name in own for name in names] for own in images.values()], np.int8)
+        found[split] = MultiLabelSplit(names, [*images], targets, open_files, path)
+    return _Listing(MultiLabelBuilder, path.parent, found, tuple(notes))
+
+
+def _check_split_names(path: Path, splits: Mapping[str, Any]) -> None:
+    names = {*splits}
+    if not ("train" in names and not names & {"base", "novel"}) and not {"base", "novel"} <= names:
+        raise DamagedArchiveError(
+            f"{readable(path)} has the splits {', '.join(splits)}; use train with validation and "
+            "test, or base and novel with validation"
+        )
+
+
+def _nfc(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+# --- What is measured ---------------------------------------------------------------------------
+
+
+def _files(listing: _Listing) -> Iterator[tuple[str, str, Path]]:
+    """The split, the labels and the path of every image, in the order of the records."""
+    for name, split in listing.splits.items():
+        if isinstance(split, ClassSplit):
+            for label, files in split.classes.items():
+                yield from ((name, label, file) for file in files)
+        else:
+            for file, row in zip(split.keys, split.targets, strict=True):
+                own = [label for label, has in zip(split.names, row, strict=True) if has]
+                yield name, "|".join(own), file
+
+
+def _below(file: Path, listing: _Listing) -> str:
+    return _nfc(readable(file.relative_to(listing.root)))
+
+
+def _measure(listing: _Listing, files: list[tuple[str, str, Path]]) -> _Facts:
+    """Reads all files once."""
+
+    def examine(item: tuple[str, str, Path]) -> tuple[str, int, bool] | Exception:
+        try:
+            content = item[2].read_bytes()
+            with Image.open(io.BytesIO(content)) as image:
+                grey = image.mode in ("1", "L", "LA", "La", "I", "F") or image.mode[:2] == "I;"
+                return hashlib.sha256(content).hexdigest(), min(image.size), grey
+        except Exception as error:  # Pillow raises almost any exception on a damaged file.
+            return error
+
+    with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
+        warnings.simplefilter("ignore")
+        found = list(pool.map(examine, files))
+    paths = [file for _, _, file in files]
+    damaged = [path for path, fact in zip(paths, found, strict=True) if isinstance(fact, Exception)]
+    if damaged:
+        names = ", ".join(_below(path, listing) for path in damaged[:10])
+        raise DamagedArchiveError(
+            f"{readable(listing.root)}: {len(damaged)} of {len(files)} images cannot be read: "
+            f"{names}{', …' * (len(damaged) > 10)}; repair or delete them"
+        )
+    facts: list[tuple[str, int, bool]] = [f for f in found if not isinstance(f, Exception)]
+    content, seen, copies = hashlib.sha256(listing.base.__name__.encode()), set(), []
+    for (split, labels, file), (hashed, _, _) in zip(files, facts, strict=True):
+        if len(listing.splits) == 1 and (labels, hashed) in seen:
+            copies.append(_below(file, listing))
+            continue
+        seen.add((labels, hashed))
+        content.update(repr((split, labels, _below(file, listing), hashed)).encode())
+    left = _without_copies(listing, copies)
+    channels = 1 if all(grey for _, _, grey in facts) else 3
+    first = next(iter(left.splits))
+    training = [file for split, _, file in _files(left) if split == first]
+    mean, std = _mean_and_deviation(training[:: -(-len(training) // _MEASURED_IMAGES)], channels)
+    return _Facts(
+        content=content.hexdigest()[:12],
+        base=listing.base.__name__,
+        side=min(SIDE, max(side for _, side, _ in facts)),
+        channels=channels,
+        mean=mean,
+        std=std,
+        classes={name: listing.base.class_counts(split) for name, split in left.splits.items()},
+        images={name: sum(of == name for of, _, _ in _files(left)) for name in left.splits},
+        copies=copies,
+    )
+
+
+def _without_copies(listing: _Listing, copies: list[str]) -> _Listing:
+    """The listing without some files, which it counts and names."""
+    if not copies:
+        return listing
+    out = {*copies}
+    splits: dict[str, Split] = {}
+    for name, split in listing.splits.items():
+        if isinstance(split, ClassSplit):
+            classes = {
+                label: [file for file in files if _below(file, listing) not in out]
+                for label, files in split.classes.items()
+            }
+            splits[name] = replace(split, classes=classes)
+        else:
+            kept = [row for row, key in enumerate(split.keys) if _below(key, listing) not in out]
+            keys = [split.keys[row] for row in kept]
+            splits[name] = replace(split, keys=keys, targets=split.targets[kept])
+    paths = [listing.root / name for name in copies]
+    line = left_out(paths, listing.root, "image", "that equal another one of the same class")
+    return replace(listing, splits=splits, left_out=(*listing.left_out, *line))
+
+
+def _mean_and_deviation(files: list[Path], channels: int) -> tuple[list[float], list[float]]:
+    """Of the pixel values in [0, 1] of images that are at most 64 pixels high or wide."""
+
+    def levels(file: Path) -> np.ndarray:
+        small = encode(SourceImage(file, readable(file)), (64, 64, channels), whole=True)
+        with Image.open(io.BytesIO(small)) as image:
+            return np.asarray(image, np.float64).reshape(-1, channels) / 255
+
+    with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
+        warnings.simplefilter("ignore")
+        pixels = list(pool.map(levels, files))
+    # Every image counts the same.
+    mean = np.mean([image.mean(axis=0) for image in pixels], axis=0)
+    square = np.mean([(image**2).mean(axis=0) for image in pixels], axis=0)
+    std = np.sqrt(np.maximum(square - mean**2, 0))
+    return [round(float(m), 4) for m in mean], [max(round(float(s), 4), 0.01) for s in std]
