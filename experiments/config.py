@@ -35,13 +35,13 @@ class DataConfig:
 
     name: str = "icons"
     """Data set, as `python -m experiments datasets` lists it, or folder:PATH with images of your
-    own: PATH/CLASS/NAME.jpg, PATH/train/CLASS/NAME.jpg and so on, or PATH/labels.csv. Without splits
-    there, 30 % of every class are for test; few-shot protocols train on half of the classes."""
+    own: PATH/CLASS/NAME.jpg, PATH/train/CLASS/NAME.jpg and so on, or PATH/labels.csv. Without
+    splits, 30 % of every class are for test; few-shot protocols train on half of the classes."""
     mean: tuple[float, ...] = ()
     """Mean of the pixel values in [0, 1]: one number, or one per channel; empty: 0.5, or that of
     folder:PATH."""
     std: tuple[Positive, ...] = ()
-    """Standard deviation of the pixel values: one number, or one per channel; empty: as for mean."""
+    """Standard deviation of the pixel values: one number, or one per channel; empty: as mean."""
     pad: Pixels = 4
     """Pad every side by this many pixels, then crop back at a random position."""
     flip: bool = True

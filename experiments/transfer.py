@@ -108,7 +108,9 @@ def evaluate_runs_linear(
         raise ConfigError("--baseline and --directory are for several runs")
     # The name has all settings, so that evaluations of a run do not overwrite each other.
     data = dataclasses.replace(data, name=pinned(data.name))
-    name = f"linear-{short_name(data.name)}" + ("" if data.class_split == "all" else f"-{data.class_split}")
+    name = f"linear-{short_name(data.name)}" + (
+        "" if data.class_split == "all" else f"-{data.class_split}"
+    )
     found: dict[tuple[str, int], Path] = {}
     for path in paths:
         config = config_of_run(path)

@@ -7,6 +7,7 @@ or images is part of every larger one of the same subset seed.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -59,6 +60,7 @@ def select(
     holdout: float = 0.0,
     subset_seed: int = 0,
     option: str = "data.classes",
+    names: Sequence[str] = (),
 ) -> Selection:
     """Selects classes and images; options are those of `classification.ClassificationData`.
 
@@ -67,6 +69,7 @@ def select(
     by default all; the images of a class that are for training, validation and test depend neither
     on these nor on `subset_seed`. The rows of `test` index `test_labels` if they are given; all
     other rows index `labels`. `samples_per_class` and `imbalance` only reduce the training images.
+    `names` of the classes are for messages.
 
     Raises:
       ConfigError: Too many classes are requested (`option` sets them), a class has no image left
@@ -90,7 +93,10 @@ def select(
         rows["validation"].append(held_out)
         rows["train"].append(_generator(_TRAIN, label, seed=subset_seed).permutation(own))
         if not own.size or (holdout and not held_out.size):
-            raise ConfigError(f"class {label} has too few images for data.holdout = {holdout}")
+            raise ConfigError(
+                f"class {names[label] if names else label} has too few images for data.holdout = "
+                f"{holdout}; give it more, or set data.holdout = 0"
+            )
     available = np.array([part.size for part in rows["train"]])
     wanted = _training_counts(available, samples_per_class, imbalance, tail_from)
     if subset_seed and len(chosen) == len(known) and wanted.sum() == available.sum():

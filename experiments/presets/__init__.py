@@ -11,6 +11,7 @@ import dataclasses
 from experiments.errors import unknown
 from experiments.presets import (
     few_shot,
+    folder,
     group_softmax,
     hyperspherical,
     instance,
@@ -30,6 +31,7 @@ MODULES = (
     negative_margin,
     instance,
     two_towers,
+    folder,
 )
 
 PRESETS: dict[str, Preset] = {

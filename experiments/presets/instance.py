@@ -11,9 +11,10 @@ Many classes can be spread over devices, and compiled for a TPU pod without data
 
 from __future__ import annotations
 
-from experiments.config import DataConfig, ModelConfig, OptimizerConfig
+from experiments.config import ModelConfig, OptimizerConfig
 from experiments.presets.preset import Preset
 from experiments.protocols.few_shot import FewShotEvaluation
+from experiments.protocols.few_shot_data import FewShotData
 from experiments.protocols.instance import InstanceConfig
 
 PRESETS = {
@@ -22,7 +23,7 @@ PRESETS = {
     "icons-instances": Preset(
         "Instance discrimination on the shipped icons (4,650 images, 32×32 grey, Conv4).",
         InstanceConfig(
-            data=DataConfig(crop_scale=(0.3, 1.0), pad=0),
+            data=FewShotData(crop_scale=(0.3, 1.0), pad=0),
             model=ModelConfig(widths=(16, 32, 64, 64)),
             optimizer=OptimizerConfig(kind="adam", learning_rate=3e-3, weight_decay=1e-5),
             evaluation=FewShotEvaluation(validation_distance="cosine"),

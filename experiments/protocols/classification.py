@@ -15,7 +15,7 @@ import numpy as np
 from experiments.config import DataConfig, Folders, Pixels, Ratio, Seed, Share
 from experiments.contracts import ImageSet, Metric, Objective, Outputs, Problem, Protocol, measured
 from experiments.data.builders import is_multi_label, split_names
-from experiments.data.pipeline import load_split, stored_counts
+from experiments.data.pipeline import class_names, load_split, stored_counts
 from experiments.data.selection import Selection, labels_of, select
 from experiments.errors import ConfigError
 from experiments.evaluation.classification import accuracy, evaluate_logits, predict_classes
@@ -188,6 +188,14 @@ def _select(
         # The labels that the classes of a split have among those of the joined splits.
         before = sum(len(stored[part]) for part in parts[: parts.index(split)])
         among = before + np.arange(len(stored[split]))
-    names = "classes", "samples_per_class", "imbalance", "tail_from", "holdout", "subset_seed"
-    options: Any = {option: vars(data)[option] for option in names}
+    option_names = (
+        "classes",
+        "samples_per_class",
+        "imbalance",
+        "tail_from",
+        "holdout",
+        "subset_seed",
+    )
+    options: Any = {option: vars(data)[option] for option in option_names}
+    options["names"] = class_names(name, joined, **vars(folders))
     return select(own, test_labels=of_test, among=among, **options), own, of_test

@@ -20,7 +20,7 @@ from experiments import assembly, grid
 from experiments.assembly import Plan, build_learner, plan_run
 from experiments.cli.main import command_type
 from experiments.compilation import num_classes
-from experiments.config import TrainConfig, get_option, option_types
+from experiments.config import TrainConfig, get_option, option_types, replace_option
 from experiments.contracts import Photographs
 from experiments.data.builders import builder_class, is_multi_label
 from experiments.presets import (
@@ -35,6 +35,7 @@ from experiments.presets import (
 from experiments.presets.preset import DIFFERS, OURS
 from experiments.protocols import build_protocol, hyperspherical
 from experiments.training.step import Batch, TrainState, build_step
+from tests.experiments.fake_archives import write_image
 from tests.experiments.published import PUBLISHED
 from tests.experiments.tiny_runs import Pooled
 
@@ -84,6 +85,9 @@ def test_a_stated_command_can_start(module, command, tmp_path, monkeypatch):
     weights = tmp_path / "resnet50.safetensors"
     weights.touch()
     words = [str(weights) if word == weights.name else word for word in shlex.split(command)]
+    if "folder:PATH" in words:
+        own = own_folder(tmp_path, words[1])
+        words = [word.replace("folder:PATH", f"folder:{own}") for word in words]
     evaluated: Any = [*module.PRESETS.values()][-1].config if words[0] == "evaluate" else None
     parsed: Any = tyro.cli(command_type(evaluated), args=words)
     if words[0] == "train":
@@ -122,6 +126,9 @@ FROZEN = {
     "icons-instances": ("icons", 800, 128, 0.003, 1e-05, 0),
     "icons-names": ("icons", 1200, 128, 0.003, 1e-05, 0),
     "icons-margin": ("icons", 800, 128, 0.003, 1e-05, 200),
+    "folder": ("folder:", 600, 32, 0.002, 1e-05, 0),
+    "folder-few-shot": ("folder:", 600, 32, 0.002, 1e-05, 0),
+    "folder-labels": ("folder:", 600, 32, 0.002, 1e-05, 0),
     "fashion": ("fashion_mnist", 800, 128, 0.1, 0.0005, 0),
     "fashion-groups": ("fashion_mnist", 800, 128, 0.1, 0.0001, 0),
     "fashion-longtail": ("fashion_mnist", 3200, 128, 1.0, 0.0002, 0),
@@ -160,6 +167,16 @@ REPRESENTATIVES = {PRESETS[name].config.model.backbone: name for name in PRESETS
 """A preset for every backbone. The others are traced with `Pooled`."""
 
 
+def own_folder(path: Path, preset: str) -> Path:
+    """Two images of each of two classes, or of two labels."""
+    for number in range(4):
+        write_image(path / f"own/{number % 2}/{number}.png", "own", number)
+    if preset == "folder-labels":
+        rows = "".join(f"{i % 2}/{i}.png,{i % 2}\n" for i in range(4))
+        (path / "own/labels.csv").write_text(f"file,labels\n{rows}")
+    return path / "own"
+
+
 @pytest.fixture
 def plan_of(tmp_path, monkeypatch) -> Callable[..., Plan]:
     """The plan of a preset with the fewest blocks, or with `Pooled`.
@@ -176,6 +193,8 @@ def plan_of(tmp_path, monkeypatch) -> Callable[..., Plan]:
     def plan_of(name: str, *, pooled: bool) -> Plan:
         config: TrainConfig = PRESETS[name].config
         changes: dict[str, Any] = {"blocks": BLOCKS.get(config.model.backbone, ())}
+        if config.data.name == "folder:":
+            config = replace_option(config, "data.name", f"folder:{own_folder(tmp_path, name)}")
         if config.optimizer.backbone_rate != 1:
             (tmp_path / "weights.safetensors").touch()
             changes["weights"] = str(tmp_path / "weights.safetensors")

@@ -207,7 +207,10 @@ def folder_builder(name: str) -> type[ImageBuilder]:
             )
         listing, facts = None, known
     size = int(own.size or facts.side)
-    total, number = sum(facts.images.values()), len({n for of in facts.classes.values() for n in of})
+    total, number = (
+        sum(facts.images.values()),
+        len({n for of in facts.classes.values() for n in of}),
+    )
     labels = facts.base == MultiLabelBuilder.__name__
     spec = DatasetSpec(
         description=f"{total} images {'with' if labels else 'of'} {number} "
@@ -221,7 +224,9 @@ def folder_builder(name: str) -> type[ImageBuilder]:
         mean=tuple(facts.mean),
         std=tuple(facts.std),
     )
-    base = {kind.__name__: kind for kind in (ClassificationBuilder, FewShotBuilder, MultiLabelBuilder)}
+    base = {
+        kind.__name__: kind for kind in (ClassificationBuilder, FewShotBuilder, MultiLabelBuilder)
+    }
     return type(
         "Folder",
         (FolderBuilder, base[facts.base]),
@@ -349,7 +354,9 @@ def _classified(root: Path, splits: dict[str, Split], lines: list[str]) -> _List
     if len(set.union(*names)) < 2:
         (name,) = names[0]
         inside = [folder.name for folder in list_folders(root / name)]
-        hint = f"; for its {len(inside)} folders, set {PREFIX}{readable(root / name)}" * bool(inside)
+        hint = f"; for its {len(inside)} folders, set {PREFIX}{readable(root / name)}" * bool(
+            inside
+        )
         raise ConfigError(f"{readable(root)} has images of one class only, {name!r}{hint}")
     disjoint = len(splits) > 1 and sum(map(len, names)) == len(set.union(*names))
     if disjoint and "train" in splits:
@@ -465,7 +472,8 @@ def _of_many_labels(
         splits["test"] = splits.pop("validation")
     if not splits.keys() <= {"train", "validation", "test"}:
         raise DamagedArchiveError(
-            f"{readable(path)}: images with several labels have the splits train, validation and test"
+            f"{readable(path)}: images with several labels have the splits train, validation and "
+            "test"
         )
     _check_split_names(path, splits)
     names = tuple(sorted(set().union(*splits["train"].values())))
