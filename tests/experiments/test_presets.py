@@ -168,11 +168,11 @@ REPRESENTATIVES = {PRESETS[name].config.model.backbone: name for name in PRESETS
 
 
 def own_folder(path: Path, preset: str) -> Path:
-    """Two images of each of two classes, or of two labels."""
-    for number in range(4):
-        write_image(path / f"own/{number % 2}/{number}.png", "own", number)
+    """Two images of each of three classes, or of three labels."""
+    for number in range(6):
+        write_image(path / f"own/{number % 3}/{number}.png", "own", number)
     if preset == "folder-labels":
-        rows = "".join(f"{i % 2}/{i}.png,{i % 2}\n" for i in range(4))
+        rows = "".join(f"{i % 3}/{i}.png,{i % 3}\n" for i in range(6))
         (path / "own/labels.csv").write_text(f"file,labels\n{rows}")
     return path / "own"
 
