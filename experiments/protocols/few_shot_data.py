@@ -99,7 +99,7 @@ def check_base_classes(data: FewShotData, novel: str = "") -> None:
 
 def _number_of_base_classes(data: FewShotData, novel: str) -> int:
     """How many classes are chosen as base classes; 0: none are chosen."""
-    if data.base_classes or novel or holds_classes_out(data.name) or test_split(data.name):
+    if data.base_classes or novel or split_names(data.name) != ("train",):
         return data.base_classes
     return (builder_class(data.name).SPEC.classes["train"] + 1) // 2
 
