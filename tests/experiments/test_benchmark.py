@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.__main__ import main
+from experiments.cli.main import main
 from experiments.benchmark import accelerator, cycles, dense_forms, measure, run
 from experiments.benchmark.cases import CASES, Size
 from experiments.benchmark.measure import TOLERANCE, disagreement, jax_form, torch_form

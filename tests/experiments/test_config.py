@@ -23,7 +23,7 @@ CONFIG = GroupSoftmaxConfig()
         ("data.imbalance", 1.5, "must be above 0 and at most 1, got 1.5"),
         ("data.erasing", 1.0, "must be at least 0 and below 1, got 1.0"),
         ("data.std", (0.5, 0.0), "must be above 0, got 0.0"),
-        ("data.std", (), "needs at least one value"),
+        ("model.widths", (), "needs at least one value"),
         # Bounded or not, numbers are finite.
         ("data.mean", (0.0, math.nan), "must be finite, got nan"),
         ("optimizer.learning_rate", math.inf, "must be finite, got inf"),

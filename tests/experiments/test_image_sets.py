@@ -483,7 +483,7 @@ def test_classes_of_joined_few_shot_splits_follow_each_other(dirs):
         ("dtd", "train+novel", "dtd has no split 'novel'; it has train, validation, test"),
         ("cifar10@64", "train", r"cifar10 is only available at 32×32"),
         ("imagenet@", "train", "the size after the @ must be 8 to 2048 pixels"),
-        ("imagenot@64", "train", "no data set 'imagenot'"),
+        ("imagenot@64", "train", "no data set imagenot; did you mean imagenet or "),
     ],
 )
 def test_sizes_and_splits_that_cannot_be(dirs, name, split, message):

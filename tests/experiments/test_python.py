@@ -170,11 +170,11 @@ def test_options_are_those_of_the_command_line():
 @pytest.mark.parametrize(
     ("preset", "options", "message"),
     [
-        ("icon", {}, "no preset 'icon'; did you mean icons"),
-        ("zzz", {}, "no preset 'zzz'; available: icons, "),
-        ("icons", {"step": 5}, "no option 'step'; did you mean steps"),
-        ("icons", {"loss": "sce"}, "no option 'loss'; "),
-        ("icons", {"preset": "icons-sphere"}, "no option 'preset'; "),
+        ("icon", {}, "no preset icon; did you mean icons"),
+        ("zzz", {}, "no preset zzz; available: icons, "),
+        ("icons", {"step": 5}, "no option step; did you mean steps"),
+        ("icons", {"loss": "sce"}, "no option loss; "),
+        ("icons", {"preset": "icons-sphere"}, "no option preset; "),
         ("icons", {"loss.name": "direct:sce+ncaa"}, r"did you mean direct:sce\+nca "),
         ("icons", {"steps": 2.5}, "steps: '2.5' must be of type int"),
         ("icons", {"steps": None}, "steps: 'None' must be of type int"),
