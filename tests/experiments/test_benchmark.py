@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.cli.main import main
 from experiments.benchmark import accelerator, cycles, dense_forms, measure, run
 from experiments.benchmark.cases import CASES, Size
 from experiments.benchmark.measure import TOLERANCE, disagreement, jax_form, torch_form
 from experiments.benchmark.package_forms import PACKAGE
 from experiments.benchmark.run import measure_case, run_benchmark, time_table
 from experiments.benchmark.torch_forms import FORMS
+from experiments.cli.main import main
 
 SMALL = Size(24, 12, 4)
 BY_NAME = {case.name: dataclasses.replace(case, paper=SMALL, own=(SMALL,)) for case in CASES}
