@@ -393,5 +393,5 @@ def overview(data_dir: Path | None = None, manual_dir: Path | None = None) -> li
         "Available data sets are prepared on first use. `datasets NAME` prints what one needs.",
         "",
         *(f"{s.name:{width}}  {s.state:9}  {s.description}" for s in status),
-        f"{folder.PREFIX}PATH: images of your own; `datasets {folder.PREFIX}PATH` lists what it has",
+        f"{folder.PREFIX}PATH: images of your own; `datasets {folder.PREFIX}PATH` lists them",
     ]
