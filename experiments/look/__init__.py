@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from experiments.look.charts import by_class, reliability, similarity, spectrum,
 from experiments.look.images import class_map, hard_episodes, neighbours, overview
 from experiments.look.page import Picture, write_page
 from experiments.look.view import View, view_run
-from experiments.reporting.run import describe_run, version_text
+from experiments.reporting.run import describe_run, read_report, version_text
 from experiments.reporting.style import FONTS
 from experiments.runs import load_run, split_of
 
@@ -63,12 +62,12 @@ def look_at_run(
                 pictures.append(draw(view))
             except ConfigError as error:
                 notes.append(f"A picture is missing: {error}.")
-        report = view.folder / "report.json"
+        report = run.directory / "report.json"
         return write_page(
             run.directory / name,
             list(filter(None, pictures)),
             [*notes, *run.notes, version_text(described)],
-            json.loads(report.read_text(encoding="utf-8")) if report.exists() else None,
+            read_report(report) if report.exists() else None,
             title=f"{described['label']} on {described['data']}",
             summary=f"Features of {' and '.join(parts)}, d = {run.plan.num_features}, checkpoint "
             f"of step {run.step}, {described['sampling']} batches, seed {described['seed']}.",

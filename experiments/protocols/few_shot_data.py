@@ -125,8 +125,10 @@ def parts(
     name, own = data.name, _base_splits(data.name, novel)
     stored = stored_counts(name, **vars(folders))
     counts = [stored[part] for part in own.split("+")]
-    test, combine = test_split(name), np.concatenate if holds_classes_out(name) else sum
-    labels = labels_of(combine(counts))
+    test = test_split(name)
+    labels = labels_of(
+        np.concatenate(counts) if holds_classes_out(name) else np.sum(counts, axis=0)
+    )
     test_labels = labels_of(stored[test]) if test else np.zeros(0, labels.dtype)
     chosen = select(
         labels,
