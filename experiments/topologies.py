@@ -16,9 +16,6 @@ def tpu_devices(topology: str) -> Sequence[Any]:
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     # No TPU is used, so several commands may compile at once.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    # Or libtpu would print errors, as it finds neither on this machine.
-    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     except Exception as error:  # Several, from JAX and from libtpu.

@@ -10,7 +10,6 @@ import signal
 import sys
 import warnings
 from errno import EIO
-from importlib import metadata
 from typing import Annotated, Any
 
 import jax
@@ -96,7 +95,7 @@ def _drop_output() -> None:
 
 
 def _configure_jax() -> None:
-    """Where JAX keeps compiled programs, and which devices it looks for."""
+    """Where JAX keeps compiled programs, and no errors of libtpu where there is no TPU."""
     options: Any = jax.config
     if options.jax_compilation_cache_dir is None:
         folder = cache_folder("programs")
@@ -108,12 +107,12 @@ def _configure_jax() -> None:
         warnings.filterwarnings("ignore", message="Error writing persistent compilation cache")
         if folder.exists() and shutil.disk_usage(folder).free < 2**22:
             print(f"{folder}: no space left; programs are compiled again", file=sys.stderr)
-    # JAX has set this where it finds a TPU. Elsewhere, libtpu prints errors while it looks for one.
-    no_tpu = not (
-        options.jax_platforms or glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")
-    )
-    if no_tpu and not metadata.entry_points(group="jax_plugins"):  # Those of GPUs.
-        jax.config.update("jax_platforms", "cpu")
+    # JAX has set the first variable where it found no TPU. There, libtpu, if installed, would print
+    # errors that it knows neither of the others.
+    devices = glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")
+    if "TPU_SKIP_MDS_QUERY" in os.environ and not devices:
+        os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+        os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 
 def _status(command: Any, typed: list[str], *, distributed: bool = False) -> int:

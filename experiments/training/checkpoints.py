@@ -17,6 +17,7 @@ import math
 import shutil
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -145,8 +146,12 @@ class Checkpoints(managers.PreservationPolicy):
         # Orbax raises again what `wait` has reported.
         with contextlib.nullcontext() if failure is None else contextlib.suppress(Exception):
             self._manager.close()
-        if not self._failures:
-            self._while_saving.close()
+        _ORBAX_LOG.removeFilter(self._keep_failure)
+        # After a failure, Orbax does not wait for the threads of all leaves: these, and no others,
+        # remain silent.
+        late = set(threading.enumerate()) - {threading.current_thread()}
+        if self._failures and late:
+            _ORBAX_LOG.addFilter(lambda _: threading.current_thread() not in late)
         self._empty_trash()
 
     def steps(self) -> list[int]:
@@ -188,8 +193,7 @@ class Checkpoints(managers.PreservationPolicy):
             raise CheckpointError(f"cannot save step {step}: {self._directory} holds step {newest}")
         self._headers[step], self._saving = header, self._path(step)
         self._while_saving.enter_context(_late_work_is_silent())
-        _ORBAX_LOG.addFilter(self._keep_failure)  # Not removed after a failure, either.
-        self._while_saving.callback(_ORBAX_LOG.removeFilter, self._keep_failure)
+        _ORBAX_LOG.addFilter(self._keep_failure)
         with writing(self._saving):
             self._manager.save(step, args=args)
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import json
+import os
 import re
 import resource
 import subprocess
@@ -109,6 +110,25 @@ def test_a_full_disk_is_a_message_and_a_mistake_of_ours_is_not(monkeypatch, caps
     error = ValueError("a mistake of ours")
     with pytest.raises(ValueError, match="a mistake of ours"):
         main(["datasets"])
+
+
+@pytest.mark.parametrize("devices", [[], ["/dev/accel0"]])
+def test_jax_chooses_the_devices_and_without_a_tpu_libtpu_is_silent(monkeypatch, devices):
+    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setattr("experiments.cli.main.glob", Mock(glob=lambda pattern: devices))
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    for name in ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES"):
+        monkeypatch.setenv(name, "")  # Or it would stay after the test.
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(Datasets, "run", lambda self, command: 0)
+    try:
+        jax.config.update("jax_platforms", None)
+        assert main(["datasets"]) == 0
+        assert jax.config.jax_platforms is None  # pyright: ignore[reportAttributeAccessIssue]
+    finally:
+        jax.config.update("jax_platforms", platforms)
+    assert ("TPU_ACCELERATOR_TYPE" in os.environ) is (not devices)
+    assert ("TPU_WORKER_HOSTNAMES" in os.environ) is (not devices)
 
 
 @contextlib.contextmanager
