@@ -117,7 +117,7 @@ class ModelConfig:
     """Shortcuts of resnet32 that change the shape: zero channels, or 3×3 convolutions."""
     weights: str = ""
     """Initial weights of the backbone: a file *.safetensors, or the directory of a run, to go on
-    with another loss, data set or number of steps in a new directory; empty: random."""
+    with another loss or data set in a new directory and a new classifier; empty: random."""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,15 @@ def test_a_resumed_run_ends_bit_identical(tmp_path, folders, whole, killed_after
     assert_equal_runs(tmp_path, whole)
 
 
+@pytest.mark.usefixtures("small_network")
+def test_a_run_that_goes_on_with_more_steps_equals_one_of_all_steps(tmp_path, folders):
+    constant = replace(TINY.optimizer, schedule="constant")
+    config = replace(TINY, optimizer=constant, steps=30, validate_every=20)
+    for run, steps in (("longer", 20), ("longer", 30), ("whole", 30)):
+        train(replace(config, steps=steps), tmp_path / run, folders)
+    assert_equal_runs(tmp_path / "longer", tmp_path / "whole")
+
+
 def test_a_run_without_an_intact_checkpoint_does_not_start_over_in_silence(
     tmp_path, folders, whole
 ):
