@@ -64,8 +64,10 @@ def parse(kind: Any, arguments: Sequence[str], presets: Mapping[str, Iterable[st
 
 def _in_a_line(box: str) -> str:
     """What tyro says in the first part of its box; a value that is no choice gets the nearest."""
-    rows = [row.strip("│╭╮╰╯|+ ") for row in box.splitlines()[1:]]  # In UTF-8, or in ASCII.
-    text = " ".join(itertools.takewhile(lambda row: row.strip("─-"), rows))
+    # The title is in the upper edge of the box or, in ASCII, over a line.
+    rows = [row.strip("│╭╮╰╯ ") for row in box.splitlines()[1:]]
+    parts = itertools.groupby(rows, key=lambda row: bool(row.strip("─-")))
+    text = " ".join(next((part for filled, part in parts if filled), []))
     if found := re.match(
         r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*)\)", text
     ):
