@@ -9,6 +9,7 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -339,3 +340,18 @@ def test_processes_that_cannot_be_joined_state_what_they_need(monkeypatch, capsy
         monkeypatch.delenv(name, raising=False)
     assert main(["train", "icons", "--distributed"]) == 2
     assert "JAX_COORDINATOR_ADDRESS" in capsys.readouterr().err
+
+
+def test_an_interrupt_during_the_imports_ends_them():
+    command = [sys.executable, "-X", "importtime", "-m", "experiments", "datasets"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell may ignore it.
+    try:
+        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if "jax.version" in line)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read().endswith("\nstopped before the command began\n")
+    assert process.returncode == 130
