@@ -206,7 +206,7 @@ ERRORS = {
     "no folder": (lambda folder: shutil.rmtree(folder), "pets does not exist"),
     "no images": (_keep(), "has no images; put the images of each class into a folder"),
     "no classes": (_without_folders, "has 20 images, but no folder per class"),
-    "one class": (_keep("ant"), "images of one class only, 'ant'"),
+    "one class": (_keep("ant"), "images of one class only, 'ant'; add images of another"),
     "nested": (_one_folder_too_many, r"only, 'all'; for its 4 folders, set folder:.*pets/all"),
     "damaged": (_break("ant/0.jpg", "dog/1.jpg"), "2 of 20 images cannot be read: ant/0.jpg, dog/"),
     "columns": (_csv("name,label\n"), "has the columns name, label; it needs file and labels"),
@@ -232,6 +232,14 @@ def test_an_error_is_one_line(tmp_path, capsys, change, message):
     assert main(["datasets", name_of(folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(message, line), line
+
+
+@pytest.mark.parametrize("name", ["flowers", "./flowers", "no/flowers", "~/flowers"])
+def test_a_path_in_place_of_a_data_set_is_told_its_prefix(tmp_path, monkeypatch, capsys, name):
+    (tmp_path / "flowers").mkdir()  # `flowers102` is the nearest data set.
+    monkeypatch.chdir(tmp_path)
+    assert main(["datasets", name]) == 2
+    assert f"images of your own, set folder:{name}" in capsys.readouterr().err
 
 
 def test_a_preset_for_a_folder_asks_for_one(capsys):

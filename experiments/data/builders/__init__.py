@@ -187,6 +187,10 @@ def builder_class(name: str) -> type[ImageBuilder]:
 def _known_builder(name: str) -> type[ImageBuilder]:
     plain, at, size = name.partition("@")
     if plain not in BUILDERS:
+        if "/" in name or Path(name).expanduser().is_dir():
+            raise ConfigError(
+                f"no data set {name}; for images of your own, set {folder.PREFIX}{name}"
+            )
         own = f"{folder.PREFIX}PATH has images of your own"
         raise unknown("data set", plain, BUILDERS, f"available: {', '.join(BUILDERS)}; {own}")
     cls = BUILDERS[plain]

@@ -357,6 +357,7 @@ def _classified(root: Path, splits: dict[str, Split], lines: list[str]) -> _List
         hint = f"; for its {len(inside)} folders, set {PREFIX}{readable(root / name)}" * bool(
             inside
         )
+        hint = hint or "; add images of another class"
         raise ConfigError(f"{readable(root)} has images of one class only, {name!r}{hint}")
     disjoint = len(splits) > 1 and sum(map(len, names)) == len(set.union(*names))
     if disjoint and "train" in splits:
