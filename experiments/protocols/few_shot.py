@@ -154,7 +154,11 @@ def check_class_counts(
         try:
             found = episode_classes(counts, evaluation.ways, number, evaluation.queries)
         except ConfigError as error:
-            raise ConfigError(f"the {classes} do not give the evaluation: {error}") from error
+            reason = str(error).removeprefix("evaluation: ")
+            raise ConfigError(
+                f"the {classes} do not give the evaluation: {reason}; lower evaluation.ways, "
+                "evaluation.shots or evaluation.queries"
+            ) from error
         if len(found) < len(counts) and is_first():
             _log.warning(
                 "%d-shot episodes draw from %d of %d %s, those with at least %d images",

@@ -448,7 +448,7 @@ def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders
     ("options", "message"),
     [
         ({"loss.label_smoothing": 0.05}, "set one of them to 0"),
-        ({"evaluation.queries": 90}, "classes of icons do not give the evaluation"),
+        ({"evaluation.queries": 90}, "do not give the evaluation: an .*; lower .*queries"),
         ({"data.novel": "cifar10"}, "cifar10 has the splits train, test, and few-shot"),
         ({"data.base_test": "imagenet"}, "holdout = 0.35 and data.base_test = imagenet exclude"),
         (
