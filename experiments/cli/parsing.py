@@ -63,7 +63,10 @@ def parse(kind: Any, arguments: Sequence[str], presets: Mapping[str, Iterable[st
 
 
 def _in_a_line(box: str) -> str:
-    """What tyro says in the first part of its box; a value that is no choice gets the nearest."""
+    """What tyro says in the first part of its box, or why a value of the last type was refused.
+
+    A value that is not one of the choices gets the nearest.
+    """
     # The title is in the upper edge of the box or, in ASCII, over a line.
     rows = [row.strip("│╭╮╰╯ ") for row in box.splitlines()[1:]]
     parts = itertools.groupby(rows, key=lambda row: bool(row.strip("─-")))
@@ -74,4 +77,7 @@ def _in_a_line(box: str) -> str:
         value, option, choices = found.groups()
         known = re.findall("'([^']*)'", choices)
         return f"{option}: {unknown('value', value, known)}"
-    return text.removeprefix("Error parsing ").rstrip(". ")
+    text = text.removeprefix("Error parsing ").rstrip(". ")
+    if reasons := re.findall(r"- <class '[^']*'>: (.*?)(?= - <class| [─-]{9})", " ".join(rows)):
+        return f"{text.partition(': ')[0]}: {reasons[-1]}"
+    return text
