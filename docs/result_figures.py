@@ -16,7 +16,7 @@ from experiments.storage import write_picture
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 FIGURES = {
     "integration-differences-800": (
-        "Stopped and as written: eight pairs, d = 640, 800 steps",
+        "The gradient through the projection: eight pairs, d = 640, 800 steps",
         "− sum",
         "Differences to the sum SCE+NCA on novel classes of the icons, 800 steps, d = 640",
     ),

@@ -157,7 +157,7 @@ def neighbours(view: View) -> Picture | None:
         if side.is_multi_label:
             notes = [f"{(own & other).sum()} of {(own | other).sum()}" for other in others]
         else:
-            notes = np.where(right, "", [short(name, 11) for name in names[1:]])
+            notes = np.where(right, "", [short(name, 9) for name in names[1:]])
         image, *images = side.read(chosen[[query, *nearest]])
         frames = np.where(right, "none", VERMILLION)
         tiles = [Tile(image, INK), Tile(), *map(Tile, images, frames, notes)]

@@ -166,7 +166,7 @@ def test_odd_files_are_taken_or_counted(dirs, tmp_path, capsys):
     assert main(["datasets", name_of(folder)]) == 0
     text = capsys.readouterr().out
     assert "26 images, 2 (café) to 8 (ant) of a class" in text
-    assert "left out 1 file that are not images: notes.txt" in text
+    assert "left out 1 file without an image: notes.txt" in text
     assert "left out 1 folder without images: empty" in text
     assert "left out 1 image that equal another one of the same class: bee/copy.jpg" in text
 

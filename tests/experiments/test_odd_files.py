@@ -167,7 +167,7 @@ def test_damaged_exif_data_do_not_cost_the_orientation():
 # --- Class folders ------------------------------------------------------------------------------
 
 _NFC, _NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
-_LEFT_OUT = "train: left out {} that are not images: {}"
+_LEFT_OUT = "train: left out {} without an image: {}"
 
 
 def _put(*names: str):

@@ -164,7 +164,7 @@ def test_a_report_is_named_by_what_is_not_the_default(monkeypatch, tmp_path, giv
         ("imagenet-groups", "imagenet@128", "imagenet", "all", False),
         ("cub", "cub_fewshot", "cars", "all", False),
         # A split counts where its classes were trained on.
-        ("icons", "icons@48", "icons", "base", True),
+        ("icons", "icons", "icons", "base", True),
         ("mini-imagenet", "mini_imagenet", "mini_imagenet", "novel", False),
         ("mini-imagenet-cub", "mini_imagenet", "mini_imagenet", "novel", True),
         ("mini-imagenet-cub", "mini_imagenet", "cub_fewshot", "novel", False),

@@ -295,5 +295,5 @@ def list_classes(folder: Path) -> tuple[ClassSplit, list[str]]:
         images = [file for file in files if is_image(file.name)]
         others += [file for file in files if not is_image(file.name)]
         classes[class_name(path)] = images
-    lines = left_out(others, folder, "file", "that are not images")
+    lines = left_out(others, folder, "file", "without an image")
     return split_of_files(classes, folder), lines
