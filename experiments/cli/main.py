@@ -120,7 +120,7 @@ def _status(command: Any, typed: list[str], *, distributed: bool = False) -> int
     try:
         with contextlib.redirect_stdout(sys.stdout if not distributed or is_first() else None):
             status = command.run(typed)
-            sys.stdout.flush()
+            print(end="", flush=True)  # A full disk is noticed here.
             return status
     except Interrupted as stop:
         print(stop, file=sys.stderr)
