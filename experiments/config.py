@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import operator
@@ -16,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import tyro
 from annotated_types import Ge, Gt, Le, Lt
 
-from experiments.errors import ConfigError, unknown
+from experiments.errors import ConfigError, nearest, unknown
 from experiments.storage import check_local, storage_path
 
 Count = Annotated[int, Ge(1)]
@@ -360,9 +359,8 @@ def parse_option(expected: Any, option: str, value: Any) -> Any:
     if expected is bool:
         text, choices = text.capitalize(), {"True": True, "False": False}
     if choices and text not in choices:
-        near = difflib.get_close_matches(text, choices)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ConfigError(f"{option}: {text!r} must be one of {', '.join(choices)}{hint}")
+        words = [f"{text!r} must be one of {', '.join(choices)}", nearest(text, choices)]
+        raise ConfigError(f"{option}: {'; '.join(filter(None, words))}")
     try:
         return choices[text] if choices else expected(text)
     except ValueError:

@@ -40,10 +40,15 @@ def unknown(
     message has `prefix` before every name.
     """
     known = list(known)
-    near = [prefix + other for other in difflib.get_close_matches(name, known)]
-    hint = f"did you mean {' or '.join(near)}?" if near else others
     all_known = ", ".join(prefix + other for other in known)
-    return ConfigError(f"no {what} {prefix}{name}; {hint or f'available: {all_known}'}")
+    hint = nearest(name, known, prefix) or others or f"available: {all_known}"
+    return ConfigError(f"no {what} {prefix}{name}; {hint}")
+
+
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """A question that has the names that are nearest to a misspelled one; empty if none is near."""
+    near = [prefix + other for other in difflib.get_close_matches(name, list(known))]
+    return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -9,8 +9,9 @@ import shutil
 import signal
 import sys
 import warnings
+from collections.abc import Iterable
 from errno import EIO
-from typing import Annotated, Any
+from typing import Annotated, Any, Union
 
 import jax
 import tyro
@@ -18,7 +19,13 @@ import tyro
 from experiments.cli.benchmark import Benchmark
 from experiments.cli.compile import Compile
 from experiments.cli.datasets import Datasets, Prepare
-from experiments.cli.evaluate import Linear, Look, config_of_arguments, evaluate_command
+from experiments.cli.evaluate import (
+    Evaluate,
+    Linear,
+    Look,
+    config_of_arguments,
+    evaluate_command,
+)
 from experiments.cli.parsing import parse
 from experiments.cli.power import Power
 from experiments.cli.settings import Settings
@@ -30,29 +37,31 @@ from experiments.presets import PRESETS, few_shot
 from experiments.processes import Interrupted, is_first, run_together
 from experiments.storage import cache_folder
 
-_PRESETS: dict[str, Any] = dict.fromkeys(
-    ("evaluate", "linear", "look", "power", "settings", "datasets", "prepare", "benchmark"), ()
-) | {"train": PRESETS, "compare": few_shot.PRESETS, "sweep": PRESETS, "compile": PRESETS}
-"""The presets that every command takes as its first word."""
+_COMMANDS: dict[str, tuple[Any, Iterable[str]]] = {
+    "train": (Train, PRESETS),
+    "evaluate": (Evaluate, ()),
+    "linear": (Linear, ()),
+    "look": (Look, ()),
+    "compare": (Compare, few_shot.PRESETS),
+    "sweep": (Sweep, PRESETS),
+    "power": (Power, ()),
+    "settings": (Settings, ()),
+    "datasets": (Datasets, ()),
+    "prepare": (Prepare, ()),
+    "benchmark": (Benchmark, ()),
+    "compile": (Compile, PRESETS),
+}
+"""The type of every command, and the presets whose options it has."""
 
 
 def command_type(evaluated: TrainConfig | None = None) -> Any:
     """The type of a command; `evaluate` has the options of the run that it evaluates, if known."""
-    evaluate: Any = Annotated[evaluate_command(evaluated), tyro.conf.subcommand("evaluate")]
-    return (
-        Annotated[Train, tyro.conf.subcommand("train"), tyro.conf.CascadeSubcommandArgs]
-        | evaluate
-        | Annotated[Linear, tyro.conf.subcommand("linear")]
-        | Annotated[Look, tyro.conf.subcommand("look")]
-        | Annotated[Compare, tyro.conf.subcommand("compare"), tyro.conf.CascadeSubcommandArgs]
-        | Annotated[Sweep, tyro.conf.subcommand("sweep"), tyro.conf.CascadeSubcommandArgs]
-        | Annotated[Power, tyro.conf.subcommand("power")]
-        | Annotated[Settings, tyro.conf.subcommand("settings")]
-        | Annotated[Datasets, tyro.conf.subcommand("datasets")]
-        | Annotated[Prepare, tyro.conf.subcommand("prepare")]
-        | Annotated[Benchmark, tyro.conf.subcommand("benchmark")]
-        | Annotated[Compile, tyro.conf.subcommand("compile"), tyro.conf.CascadeSubcommandArgs]
-    )
+    types: list[Any] = []
+    for name, (kind, presets) in _COMMANDS.items():
+        kind = evaluate_command(evaluated) if kind is Evaluate else kind
+        marks = (tyro.conf.CascadeSubcommandArgs,) * bool(presets)
+        types.append(Annotated[(kind, tyro.conf.subcommand(name), *marks)])
+    return Union[tuple(types)]  # noqa: UP007
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,7 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _configure_jax()
         evaluated = config_of_arguments(arguments[1:]) if arguments[:1] == ["evaluate"] else None
-        command = parse(command_type(evaluated), arguments, _PRESETS)
+        presets = {name: known for name, (_, known) in _COMMANDS.items()}
+        command = parse(command_type(evaluated), arguments, presets)
         typed = ["python", "-m", "experiments", *arguments]
         execution = vars(command).get("execution")  # Of the commands that train.
         if execution is not None and execution.distributed:

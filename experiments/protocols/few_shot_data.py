@@ -38,11 +38,16 @@ class FewShotData(DataConfig):
 class Part(NamedTuple):
     """The images of a split of a protocol."""
 
-    name: str  # The data set.
-    stored: str  # Its split or splits.
-    counts: np.ndarray  # int64 [C], the images of every class.
-    chosen: Selection | None = None  # The classes and images; None: all of them.
-    rows: str = ""  # Which rows of `chosen`.
+    name: str
+    """The data set."""
+    stored: str
+    """Its split or splits."""
+    counts: np.ndarray
+    """int64 [C], the images of every class."""
+    chosen: Selection | None = None
+    """The classes and images; None: all of them."""
+    rows: str = ""
+    """Which rows of `chosen`."""
 
     @property
     def classes(self) -> np.ndarray:

@@ -43,7 +43,8 @@ _ORBAX_LOG = logging.getLogger("absl")
 CHECKPOINTS_FOLDER = "checkpoints"
 
 _FORMAT = 4
-_NEWEST = 2  # Of the newest checkpoints stay: one damaged file must not cost the run.
+_NEWEST = 2
+"""How many of the newest checkpoints stay: one damaged file must not cost the run."""
 
 
 class CheckpointError(ExperimentError):

@@ -87,8 +87,8 @@ def check_run_directory(
             why = f" It cannot go on with more steps: {fixed_steps}." if more else ""
             raise ConfigMismatchError(
                 "\n".join([f"{directory} holds a run of another configuration:", *lines])
-                + f"\n(left: the run there, right: this one).{why} Choose another directory, there "
-                f"with --model.weights {directory} to start from its backbone; or remove this one."
+                + f"\n(left: the run there, right: this one).{why} Choose another directory, and "
+                f"add --model.weights {directory} to start from its backbone; or remove this one."
             )
         return there
     if directory.exists() and not directory.is_dir():

@@ -1,4 +1,4 @@
-"""What losses of `metrics=True` tell beside their values: metrics of losses of one tower."""
+"""What losses of `metrics=True` report beside their values; of two towers, without options."""
 
 from functools import partial
 
@@ -111,6 +111,53 @@ def test_metrics_over_devices(name, way):
         expected = jax.jit(loss)(FEATURES, labels, where=WHERE)
     chex.assert_trees_all_close(widen((value, metrics)), widen(expected), rtol=1e-12)
     chex.assert_trees_all_close(metrics, dense(name, FEATURES, labels, True), rtol=1e-12)
+
+
+TOWERS = {
+    "info_nce": (jaxloss.info_nce_loss, lambda s: s / 0.07),
+    "siglip": (jaxloss.sigmoid_contrastive_loss, lambda s: 10 * s - 10),
+}
+KEYS = np.concatenate([FEATURES[::-1] + FEATURES, REFERENCES])
+KEY_WHERE = np.arange(len(KEYS)) % 7 != 1
+every_similarity = pytest.mark.parametrize("similarity", ["cosine", "inner", "negative_distance"])
+every_towers = pytest.mark.parametrize("name", TOWERS)
+
+
+def of_towers(name: str, similarity: str, rows: int, axis_name: str | None = None):
+    """The metrics, and those of a dense form, beside so many keys."""
+    loss, logits = TOWERS[name]
+
+    def run(queries, keys, where, key_where):
+        masks = {"where": where, "key_where": key_where, "axis_name": axis_name}
+        return loss(queries, keys, similarity=similarity, metrics=True, **masks)[1]
+
+    keys, key_valid = KEYS[:rows], KEY_WHERE[:rows].copy()
+    key_valid[:16] &= WHERE
+    s, found = references.similarities(FEATURES, keys, similarity), []
+    for i in np.flatnonzero(key_valid[:16]):
+        is_own = np.arange(rows)[key_valid] == i
+        found.append([*zip(s[i, key_valid], logits(s[i, key_valid]), is_own, strict=True)])
+    dense = jaxloss.ContrastiveMetrics(*references.contrastive_metrics(found))  # pyright: ignore
+    if axis_name is not None:
+        run = jax.shard_map(run, mesh=mesh(), in_specs=P(axis_name), out_specs=P())
+    with precision(np.float64):
+        arrays = map(jnp.asarray, (FEATURES, keys, WHERE, KEY_WHERE[:rows]))
+        return jax.jit(run)(*arrays), dense
+
+
+@every_similarity
+@every_towers
+def test_metrics_of_towers_equal_dense_ones(name, similarity):
+    """Without options: similarities are summed by sums of rows, or in the tiles."""
+    chex.assert_trees_all_close(*of_towers(name, similarity, len(KEYS)), rtol=1e-12)
+
+
+@pytest.mark.slow
+@every_similarity
+@every_towers
+def test_metrics_of_towers_over_devices(name, similarity):
+    found, dense = of_towers(name, similarity, 16, "batch")
+    chex.assert_trees_all_close(widen(found), dense, rtol=1e-12)
 
 
 def test_equal_logits_are_no_hits():
