@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import logging
 import os
 import shutil
 import signal
@@ -73,6 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    logging.basicConfig(format="%(message)s")  # Before a library does, with prefixes.
     try:
         _configure_jax()
         evaluated = config_of_arguments(arguments[1:]) if arguments[:1] == ["evaluate"] else None
