@@ -120,13 +120,13 @@ def train(
                 recorder.save(step, parallel.single(replicated), validate)
                 since, counted = time.monotonic(), step
             if stop_signal is not None:
-                recorder.finish()
+                recorder.checkpoints.wait()
                 raise Interrupted(
                     f"stopped at step {step} of {steps}, which is saved in {directory}; "
                     "run the same command to continue",
                     stop_signal,
                 )
-        recorder.finish()
+        recorder.checkpoints.wait()
         return recorder.seconds
 
 

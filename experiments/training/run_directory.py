@@ -140,7 +140,7 @@ class Validation(NamedTuple):
     """Further numbers for the metrics log."""
 
 
-class Recorder:
+class Recorder(ExitStack):
     """The files of a run, which `resume` opens. With several processes, all call every method.
 
     All of them read and write checkpoints; the first one alone writes metrics and progress, which
@@ -148,29 +148,18 @@ class Recorder:
     `num_classes` is that of `Checkpoints`.
     """
 
+    checkpoints: Checkpoints
+    seconds_before = 0.0
+    _log: MetricsLog | None = None
+    _progress: Progress | None = None
+
     def __init__(
-        self,
-        directory: Path,
-        *,
-        steps: int,
-        name: str,
-        meta: Mapping[str, Any],
-        num_classes: int = 0,
+        self, directory: Path, *, steps: int, name: str, meta: Mapping[str, Any], num_classes: int
     ):
-        self._directory = directory
-        self._num_classes = num_classes
-        self._steps = steps
-        self._name = name
-        self._meta = meta
-        self._stack = ExitStack()
-        self.seconds_before = 0.0
+        super().__init__()
+        self._directory, self._num_classes = directory, num_classes
+        self._steps, self._name, self._meta = steps, name, meta
         self._started = time.monotonic()
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
 
     @property
     def seconds(self) -> float:
@@ -186,10 +175,10 @@ class Recorder:
         Takes the lock of the directory, and opens what the other methods write.
         """
         if is_first():
-            self._stack.enter_context(exclusive_run(self._directory))
+            self.enter_context(exclusive_run(self._directory))
         folder = self._directory / CHECKPOINTS_FOLDER
         checkpoints = Checkpoints(folder, num_classes=self._num_classes)
-        self._checkpoints = self._stack.enter_context(checkpoints)
+        self.checkpoints = self.enter_context(checkpoints)
         state, first = initial, 0
         if checkpoints.steps():
             restored, _ = checkpoints.read_intact(lambda step: checkpoints.restore(initial, step))
@@ -200,10 +189,10 @@ class Recorder:
                 f"{folder} holds damaged checkpoints only ({', '.join(damaged)}); remove this "
                 "folder to train from the start"
             )
-        self._log = self._progress = None
         if is_first():
-            self._log = self._stack.enter_context(MetricsLog(self._directory, resume_step=first))
-            self._progress = self._stack.enter_context(Progress(self._steps, first, self._name))
+            self._log = self.enter_context(MetricsLog(self._directory, resume_step=first))
+            if first < self._steps:
+                print(f"{self._name}: compiling …", flush=True)
         return state
 
     def log(self, step: int, **scalars: SupportsFloat | None) -> None:
@@ -212,9 +201,10 @@ class Recorder:
             self._log.log(step, **scalars)
 
     def compiled(self, step: int) -> None:
-        """Starts the clock of the progress display, after the first step of this call."""
-        if self._progress is not None:
-            self._progress.begin(step)
+        """Begins the progress display, after the first step of this call."""
+        if is_first():
+            self._progress = Progress(self._steps, step, self._name)
+            self.callback(self._progress.close)
 
     def show_progress(self, step: int, loss: float, images_per_second: float | None) -> None:
         """Updates the progress display."""
@@ -235,13 +225,9 @@ class Recorder:
         if self._log is not None:
             # Before the checkpoint: a run that resumes from it needs the lines up to its step.
             self._log.store()
-        self._checkpoints.save(
+        self.checkpoints.save(
             step, state, meta={**self._meta, "seconds": self.seconds}, validation=value
         )
-
-    def finish(self) -> None:
-        """Blocks all processes until the last checkpoint is on disk."""
-        self._checkpoints.wait()
 
 
 class MetricsLog:
@@ -294,19 +280,16 @@ class MetricsLog:
                 event = Event(step=step, wall_time=time.time(), summary=scalar(name, value))
                 self._events.write_event(event)
             if time.monotonic() - self._flushed > _SECONDS_BETWEEN_FLUSHES:
-                self._flush()
+                self._events.flush()
+                self._flushed = time.monotonic()
 
     def store(self) -> None:
         """Writes pending events, and uploads both files if the directory is on an object store."""
         with writing(self._folder):
-            self._flush()
+            self._events.flush()
         if self._folder != self._directory:
             for file in self._folder.iterdir():
                 (self._directory / file.name).write_bytes(file.read_bytes())
-
-    def _flush(self) -> None:
-        self._events.flush()
-        self._flushed = time.monotonic()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -324,57 +307,34 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 class Progress:
     """Shows the steps done of `total`; a resumed run has done `initial` of them before.
 
-    First, a line says that the step compiles; `begin`, after it, starts the clock. On a terminal,
-    this is a bar with loss, images per second and time left. Otherwise it is a line for every tenth
-    of the run, or every 30 seconds, without control characters.
+    On a terminal, this is a bar with loss, images per second and time left. Otherwise it is a line
+    for every tenth of the run, or every 30 seconds, without control characters.
     """
 
     def __init__(self, total: int, initial: int, description: str):
-        self._description = description
-        self._tenth = 10 * initial // total
-        if initial < total:
-            print(f"{description}: compiling …", flush=True)
+        self._terminal = sys.stdout is not None and sys.stdout.isatty()
+        # Of lines, tqdm has the text alone, with the time left by the mean rate.
+        lines: Any = {"bar_format": _LINE, "smoothing": 0, "mininterval": math.inf}
         self._bar = tqdm(
             total=total,
             initial=initial,
             desc=description,
             unit=" steps",
             file=sys.stdout,
-            disable=None,
             delay=1e-6,  # Nothing is shown before `update`.
+            **({} if self._terminal else lines),
         )
-        self.begin(initial)
-
-    def begin(self, step: int) -> None:
-        """Starts the clock: so many steps are done."""
-        self._bar.initial = self._bar.n = self._bar.last_print_n = self._initial = step
-        self._bar.start_t = self._bar.last_print_t = time.time()
-        self._started = self._printed = time.monotonic()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
+        self._tenth, self._printed = 10 * initial // total, time.monotonic()
+        self.close = self._bar.close
 
     def update(self, step: int, loss: float, images_per_second: float | None) -> None:
         """Reports the number of steps done, the loss there, and the speed, if it is known."""
         figures = f"loss {loss:.4g}"
         figures += "" if images_per_second is None else f", {images_per_second:,.0f} images/s"
-        if not self._bar.disable:
-            self._bar.set_postfix_str(figures, refresh=False)
-            self._bar.update(step - self._bar.n)
-            return
+        self._bar.set_postfix_str(figures, refresh=False)
+        self._bar.update(step - self._bar.n)
         now, tenth = time.monotonic(), 10 * step // self._bar.total
-        if tenth > self._tenth or now - self._printed >= _SECONDS_BETWEEN_LINES:
+        passed = tenth > self._tenth or now - self._printed >= _SECONDS_BETWEEN_LINES
+        if passed and not self._terminal:
             self._tenth, self._printed = tenth, now
-            line = tqdm.format_meter(
-                step,
-                self._bar.total,
-                now - self._started,
-                prefix=self._description,
-                postfix=figures,
-                initial=self._initial,
-                bar_format=_LINE,
-            )
-            print(line, flush=True)
+            print(self._bar, flush=True)

@@ -155,17 +155,18 @@ def test_tensorboard_ignores_what_was_written_after_the_checkpoint(tmp_path):
 def test_plain_progress_is_a_line_every_half_minute(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(run_directory.time, "monotonic", lambda: now[0])
-    with Progress(10_000, 0, "slow") as bar:
-        for step in range(1, 11):
-            now[0] += 8.0
-            bar.update(step, 0.5, 2.0)
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    bar = Progress(10_000, 0, "slow")
+    for step in range(1, 11):
+        now[0] += 8.0
+        bar.update(step, 0.5, 2.0)
+    bar.close()
     assert capsys.readouterr().out.splitlines() == [
-        "slow: compiling …",
         "slow: 4/10000 steps (0 %), loss 0.5, 2 images/s, 00:32 elapsed, 22:12:48 left",
         "slow: 8/10000 steps (0 %), loss 0.5, 2 images/s, 01:04 elapsed, 22:12:16 left",
     ]
     now[0] = 0.0
-    with Progress(100, 50, "again") as bar:  # The time left is that of its own steps.
-        now[0] += 20.0
-        bar.update(60, 0.5, 2.0)
+    bar = Progress(100, 50, "again")  # The time left is that of its own steps.
+    now[0] += 20.0
+    bar.update(60, 0.5, 2.0)
     assert capsys.readouterr().out.endswith("00:20 elapsed, 01:20 left\n")
