@@ -55,11 +55,8 @@ class DamagedCheckpointError(CheckpointError):
     """A checkpoint whose content is not what was saved."""
 
     def __init__(self, step: int, message: str):
-        super().__init__(step, message)
+        super().__init__(message)
         self.step = step
-
-    def __str__(self) -> str:
-        return self.args[1]
 
 
 class Restored(NamedTuple):
@@ -173,7 +170,11 @@ class Checkpoints(managers.PreservationPolicy):
         types, is returned by `restore` and `meta`. `validation` ranks the checkpoint; None, NaN and
         infinities rank below every number.
         """
-        values = {name: _copy(name, leaf) for name, leaf in _by_name(state).items()}
+        # Copies: the next training step may reuse the memory while the file is being written.
+        values = {
+            name: leaf if class_sharding(leaf) else np.array(leaf, order="C", copy=True)
+            for name, leaf in _by_name(state).items()
+        }
         value = math.nan if validation is None else float(validation)
         header = {
             "format": _FORMAT,
@@ -242,11 +243,19 @@ class Checkpoints(managers.PreservationPolicy):
         """
         header, wanted = self._header(step), _by_name(target)
         stored = {name: leaf for name, (leaf, _) in header["leaves"].items()}
-        _check_fit(
-            {name: leaf for name, leaf in stored.items() if _is_within(name, parts)},
-            {name: self._describe(leaf) for name, leaf in wanted.items()},
-            self._path(step),
-        )
+        if parts:
+            below = tuple(f"{part}/" for part in parts)
+            stored = {name: leaf for name, leaf in stored.items() if name.startswith(below)}
+        expected = {name: self._describe(leaf) for name, leaf in wanted.items()}
+        problems = [
+            f"{n}: {stored.get(n, 'not')} in the checkpoint, {expected.get(n, 'not')} expected"
+            for n in {**stored, **expected}
+            if stored.get(n) != expected.get(n)
+        ]
+        if problems:
+            raise CheckpointError(
+                f"checkpoint {self._path(step)} does not fit:{some_lines(problems)}"
+            )
         found = self._reading(step, lambda: self._read_leaves(step, wanted, header))
         state = jax.tree.unflatten(jax.tree.structure(target), [found[name] for name in wanted])
         return Restored(step, state, header["meta"])
@@ -404,16 +413,6 @@ def _by_name(tree: Any) -> dict[str, Any]:
     }
 
 
-def _copy(name: str, leaf: Any) -> Any:
-    if class_sharding(leaf) is not None:
-        return leaf
-    # A copy: the next training step may reuse the memory while the file is being written.
-    value = np.array(leaf, order="C", copy=True)
-    if value.dtype.kind in "OSUMm":
-        raise CheckpointError(f"leaf {name} of the state must hold numbers, got {value.dtype}")
-    return value
-
-
 def _restore_args(leaf: Any) -> ocp.RestoreArgs:
     if (sharding := class_sharding(leaf)) is None:
         return ocp.RestoreArgs(restore_type=np.ndarray)
@@ -436,24 +435,10 @@ def _spread_byte_sum(everywhere: NamedSharding) -> Callable[[jax.Array], jax.Arr
     )
 
 
-def _check_fit(stored: Mapping[str, str], wanted: Mapping[str, str], path: Path) -> None:
-    problems = [
-        f"{name}: {stored.get(name, 'not')} in the checkpoint, {wanted.get(name, 'not')} expected"
-        for name in {**stored, **wanted}
-        if stored.get(name) != wanted.get(name)
-    ]
-    if problems:
-        raise CheckpointError(f"checkpoint {path} does not fit:{some_lines(problems)}")
-
-
 def some_lines(problems: Sequence[str], most: int = 10) -> str:
     """A line for each of the first problems, and the number of the others."""
     more = [f"and {len(problems) - most} more"] if len(problems) > most else []
     return "".join(f"\n  {line}" for line in [*problems[:most], *more])
-
-
-def _is_within(name: str, parts: tuple[str, ...]) -> bool:
-    return not parts or any(name == part or name.startswith(f"{part}/") for part in parts)
 
 
 def _json_digest(value: Mapping[str, Any]) -> str:
