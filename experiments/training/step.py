@@ -217,46 +217,8 @@ def mean_over_devices(tree: Any, axis_name: str) -> Any:
     )
 
 
-def extract_features(
-    embed: Callable[[Any], Array],
-    images: ImageTable,
-    *,
-    batch_size: int = 256,
-    num_devices: int = 1,
-) -> np.ndarray:
-    """The features of every image, float32 [n, d].
-
-    Several processes share the work: all of them call this, each reads and embeds its share of the
-    images, and all receive the features of all images. The last batch is filled up with copies of
-    the last image, so that `embed`, which maps b stored images to features [b, d], compiles once.
-    It gets `batch_size` images for each of this process's devices, or fewer where there are fewer.
-    """
-    count = len(images)
-    if count == 0:
-        raise ValueError("there is no image to extract features from")
-    of_all = num_devices * jax.process_count()
-    if of_all > 1:
-        batch_size = min(batch_size, -(-count // of_all))
-    share, parts = batch_size * num_devices, []
-    for start in range(0, count, batch_size * of_all):
-        first = start + share * jax.process_index()
-        indices = np.minimum(np.arange(first, first + share), count - 1)
-        part = np.asarray(embed(images[indices]), np.float32)
-        if part.ndim != 2 or len(part) != share:
-            raise ValueError(f"embed must return [{share}, d], got {list(part.shape)}")
-        parts.append(gather_rows(part)[: count - start])
-    return np.concatenate(parts)
-
-
-def build_embed(graphdef: nnx.GraphDef, data: DataConfig) -> Callable[[TrainState, Any], Array]:
-    """The features [n, d] of stored images as a compiled function of the state."""
-
-    @jax.jit
-    def embed(params, statistics, images):
-        model = nnx.merge(graphdef, params, statistics, copy=True)
-        return model(normalize(images, data), train=False)  # pyright: ignore[reportCallIssue]
-
-    return lambda state, images: embed(state.params["backbone"], state.statistics, images)
+_EMBEDDED = 256
+"""Images of a device at a time."""
 
 
 def build_features(
@@ -264,25 +226,33 @@ def build_features(
 ) -> Callable[[TrainState, ImageTable], np.ndarray]:
     """The features float32 [n, d] of images as a function of the state; it compiles once.
 
-    They are computed on the devices of all processes, each of which calls the function. It raises a
-    `DivergedError` where a feature is not finite.
+    Several processes share the work: all of them call the function, each reads and embeds its share
+    of the images on its devices, and all receive the features of all images. The last batch is
+    filled up with copies of the last image. Raises a `DivergedError` where a feature is not finite.
     """
-    embed, devices = build_embed(graphdef, data), jax.local_devices()
+    devices = jax.local_devices()
     mesh = jax.make_mesh((len(devices),), ("batch",), (AxisType.Auto,), devices=devices)
     everywhere, spread = (NamedSharding(mesh, spec) for spec in (P(), P("batch")))
+    of_all = len(devices) * jax.process_count()
+
+    @jax.jit
+    def embed(params, statistics, images):
+        model = nnx.merge(graphdef, params, statistics, copy=True)
+        return model(normalize(images, data), train=False)  # pyright: ignore[reportCallIssue]
 
     def features(state: TrainState, images: ImageTable) -> np.ndarray:
-        copied = state
-        if len(devices) > 1:  # Without the head, whose classes may be spread over devices.
-            backbone, statistics = jax.device_put(
-                (state.params["backbone"], state.statistics), everywhere
-            )
-            copied = state._replace(params={"backbone": backbone}, statistics=statistics)
-
-        def embed_share(rows: Any) -> Array:
-            return embed(copied, jax.device_put(rows, spread) if len(devices) > 1 else rows)
-
-        found = extract_features(embed_share, images, num_devices=len(devices))
+        # Without the head, whose classes may be spread over devices.
+        backbone = jax.device_put((state.params["backbone"], state.statistics), everywhere)
+        count, parts = len(images), []
+        # A single device has batches of one size, so that it compiles once for all splits.
+        rows = _EMBEDDED if of_all == 1 else min(_EMBEDDED, -(-count // of_all))
+        share = rows * len(devices)
+        for start in range(0, count, rows * of_all):
+            first = start + share * jax.process_index()
+            indices = np.minimum(np.arange(first, first + share), count - 1)
+            part = embed(*backbone, jax.device_put(images[indices], spread))
+            parts.append(gather_rows(np.asarray(part, np.float32))[: count - start])
+        found = np.concatenate(parts)
         _check_finite(state, "feature", found)
         return found
 

@@ -29,7 +29,6 @@ from experiments.training.step import (
     TrainState,
     build_outputs,
     build_step,
-    extract_features,
     mean_over_devices,
 )
 from tests.experiments.tiny_runs import TINY
@@ -120,14 +119,6 @@ def test_options_of_augmentation_and_drop_block_reach_the_step():
     at_once = dataclasses.replace(DROPPING, model=dataclasses.replace(RESNET, drop_block_steps=0))
     for one, other in ((TINY, plain), (DROPPING, at_once)):
         assert run_steps(one)[1][0]["loss"] != run_steps(other)[1][0]["loss"]
-
-
-def test_extraction_names_its_problems():
-    images = np.zeros((5, 4, 4, 1), np.uint8)
-    with pytest.raises(ValueError, match="there is no image to extract features from"):
-        extract_features(lambda x: x, images[:0])
-    with pytest.raises(ValueError, match=r"must return \[2, d\], got \[2, 4, 4, 1\]"):
-        extract_features(jnp.asarray, images, batch_size=2)
 
 
 class _MeanPixel(nnx.Module):

@@ -30,7 +30,7 @@ from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting.run import code_version
 from experiments.runs import load_run
-from experiments.training.step import build_embed
+from experiments.training.step import build_features
 from experiments.transfer import evaluate_run_linear, linear_report, seen_in_training
 from tests.experiments.test_grid_report import squeezed
 from tests.experiments.tiny_runs import TINY
@@ -84,9 +84,9 @@ def test_the_command_writes_what_classifiers_on_the_features_give(
 
     restored = load_run(directory)
     seen = dataclasses.replace(CONFIG.data, image_size=32)
-    embed = build_embed(restored.graphdef, seen)
+    features_of = build_features(restored.graphdef, seen)
     own, test = (
-        Labelled(np.asarray(embed(restored.state, images.images)), images.labels)
+        Labelled(features_of(restored.state, images.images), images.labels)
         for images in map(drawings, ("train", "test"))
     )
     labels = np.asarray(own.labels)
