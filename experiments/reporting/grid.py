@@ -56,8 +56,9 @@ def write_grid(
     }
     directory.mkdir(parents=True, exist_ok=True)
     paths = [write_json(directory / "table.json", stored)]
-    for name, draw in (("figure", mean_figure), ("differences", difference_figure)):
-        if (figure := draw(grid, title=title, command=command)) is not None:
+    for name, difference in {"figure": False, "differences": True}.items():
+        figure = grid_figure(grid, difference=difference, title=title, command=command)
+        if figure is not None:
             paths.append(write_picture(directory / f"{name}.png", figure))
             text += f"\n![{title}: {name}]({name}.png)\n"
     return [write_atomically(directory / "table.md", text), *paths]
@@ -207,47 +208,34 @@ def _run_lines(runs: Sequence[Run]) -> Iterator[str]:
     yield from (f"Command: `{c}`" for c in dict.fromkeys(report["command"] for report in reports))
 
 
-def mean_figure(grid: Grid, **texts: Any) -> Figure | None:
-    """Draws the means of every metric that has values; None if there is no such metric.
+def grid_figure(grid: Grid, *, difference: bool, title: str, command: str) -> Figure | None:
+    """Draws means, or differences to the baseline, in a panel for each metric that has values.
 
     If the labels of the last axis are numbers, lines run along it, one for each combination of the
     other axes. Else every label of the first axis is a row, in which the combinations of the other
-    axes have marks of their own. `texts` are the title and the command.
+    axes have marks of their own. None if there are no values.
     """
-    means = grid.means
-    bars = means["interval"].where(means["n"] > 2, means["deviation"])
-    bars = bars.fillna(means["own"].where(means["found"] == 1))
-    caption = (
-        f"Means over {grid.repeated}. Bars: 95 % interval; for two runs, the standard deviation; "
-        "for one run, the 95 % interval over its episodes."
-    )
-    return _draw(grid, means.assign(bar=bars, filled=True), caption, difference=False, **texts)
-
-
-def difference_figure(grid: Grid, *, title: str, command: str) -> Figure | None:
-    """Draws the differences to the baseline in the same way; None if there are none."""
-    found, baseline = grid.differences, grid.comparison.baseline
-    if baseline is None or found.empty:
-        return None
-    title += f": differences from {results.short_name(baseline[0])} = {grid.shown(*baseline)}"
-    bars, filled = found["interval"].fillna(found["own"]), found["mean"].abs() > found["interval"]
-    caption = (
-        f"Paired differences over {grid.repeated}. Bars: 95 % interval; for one pair, over its "
-        "episodes. Filled: the interval over several pairs excludes 0."
-    )
-    frame, texts = found.assign(bar=bars, filled=filled), {"title": title, "command": command}
-    return _draw(grid, frame, caption, difference=True, **texts)
-
-
-def _draw(grid: Grid, frame: Frame, caption: str, difference: bool, **texts: Any) -> Figure | None:
-    """A panel for each metric that has values; None if there is none.
-
-    `frame` has, for each metric and place: `mean`, `bar`, single `values`, and `filled`.
-    """
+    frame = grid.differences if difference else grid.means
     metrics = frame["mean"].dropna().index.unique("metric")
     if metrics.empty:
         return None
-    axes = grid.compared if difference else grid.axes
+    if difference:
+        (name, label), axes = grid.comparison.baseline or ("", ""), grid.compared
+        title += f": differences from {results.short_name(name)} = {grid.shown(name, label)}"
+        bars, filled = frame["interval"].fillna(frame["own"]), frame["mean"].abs() > frame.interval
+        caption = (
+            f"Paired differences over {grid.repeated}. Bars: 95 % interval; for one pair, over its "
+            "episodes. Filled: the interval over several pairs excludes 0."
+        )
+    else:
+        axes, filled = grid.axes, True
+        bars = frame["interval"].where(frame["n"] > 2, frame["deviation"])
+        bars = bars.fillna(frame["own"].where(frame["found"] == 1))
+        caption = (
+            f"Means over {grid.repeated}. Bars: 95 % interval; for two runs, the standard "
+            "deviation; for one run, the 95 % interval over its episodes."
+        )
+    frame = frame.assign(bar=bars.fillna(0), filled=filled)
     along = axes[-1].numbers is not None and len(axes[-1].labels) > 1
     axis, varied = (axes[-1], slice(-1)) if along else (axes[0], slice(1, None))
     names, series = [other.name for other in axes[varied]], places(axes[varied])
@@ -269,10 +257,11 @@ def _draw(grid: Grid, frame: Frame, caption: str, difference: bool, **texts: Any
     figure = style.new_figure(
         0.6 + (0 if along else _CHARACTER * max(map(len, lines))) + _PANEL_WIDTH * columns,
         rows * (2.9 if along else 0.75 + max(0.9, pitch * len(labels))),
+        title=title,
         caption=f"{caption} Thin ticks: single {f'values of {over}' if over else 'seeds'}.",
+        command=command,
         legend=legend,
         legend_title=", ".join(map(results.short_name, names)) if legend else "",
-        **texts,
     )
     # Side by side around the label, in the order of the rows of the frame.
     steps = np.arange(len(series)) - (len(series) - 1) / 2
@@ -288,7 +277,7 @@ def _draw(grid: Grid, frame: Frame, caption: str, difference: bool, **texts: Any
         else:
             row_name = results.short_name(axis.name) if number % columns == 0 else ""
             positions = _place_rows(panel, labels, row_name, _MARK / pitch * steps)
-        found = frame.loc[[name]].fillna({"bar": 0}).assign(at=positions.ravel(), series=order)
+        found = frame.loc[[name]].assign(at=positions.ravel(), series=order)
         found = found.dropna(subset="mean").sort_values("at")
         for series_number, of_series in found.groupby("series"):
             _draw_series(panel, marks[series_number], of_series, metric.unit, along=along)

@@ -153,20 +153,6 @@ def make_grid(
     )
 
 
-def deviation(values: Sequence[float] | np.ndarray) -> float:
-    """The standard deviation of n numbers, with n − 1 degrees of freedom; NaN if n < 2."""
-    return statistics.stdev(values) if len(values) > 1 else math.nan
-
-
-def interval(values: Sequence[float] | np.ndarray) -> float:
-    """Half the width of the 95 % confidence interval of the mean of n repetitions, as of seeds.
-
-    By Student's t with n − 1 degrees of freedom; NaN if n < 2.
-    """
-    quantile = float(scipy.stats.t.ppf(0.975, len(values) - 1))
-    return quantile * deviation(values) / math.sqrt(len(values))
-
-
 def places(axes: Sequence[Axis]) -> list[Place]:
     """All combinations of labels."""
     return list(itertools.product(*(axis.labels for axis in axes)))
@@ -243,9 +229,9 @@ def _summary(values: Frame, metrics: Sequence[str], axes: Sequence[Axis], unit: 
 
     Runs of one repetition, which the column `unit` tells apart, are averaged first. Over the
     repetitions that have a value: their `values` and number `n`, `mean`, `deviation` (n − 1) and
-    the half width of the 95 % confidence interval, `interval`. Of runs: those with a value,
-    `found`; all, `expected`; the mean of their intervals over episodes, `own`; and `diverged`: all
-    that are finished.
+    half the width of the 95 % confidence interval by Student's t, `interval`. Of runs: those with a
+    value, `found`; all, `expected`; the mean of their intervals over episodes, `own`; and
+    `diverged`: all that are finished.
     """
     keys = ["metric", *(axis.name for axis in axes)]
     index = pd.MultiIndex.from_product([metrics, *(axis.labels for axis in axes)], names=keys)
@@ -255,12 +241,16 @@ def _summary(values: Frame, metrics: Sequence[str], axes: Sequence[Axis], unit: 
         own=("interval", "mean"),
         diverged=("diverged", "min"),
     )
+
+    def deviation(values: Frame) -> float:
+        return statistics.stdev(values) if len(values) > 1 else math.nan
+
     # Unlike pandas' own, these round once: printed digits do not depend on the order of sums.
     mean = statistics.fmean
     known = values["value"].dropna().groupby([*keys, unit], sort=False).agg(mean).groupby(keys)
-    repetitions = known.agg(
-        values=list, n="size", mean=mean, deviation=deviation, interval=interval
-    )
+    repetitions = known.agg(values=list, n="size", mean=mean, deviation=deviation)
+    quantile = scipy.stats.t.ppf(0.975, repetitions["n"] - 1)
+    repetitions["interval"] = quantile * repetitions["deviation"] / np.sqrt(repetitions["n"])
     frame: Frame = runs.join(repetitions).reindex(index)
     return frame.fillna({"n": 0, "diverged": 0}).astype({"n": int, "diverged": bool})
 

@@ -11,10 +11,10 @@ import scipy.stats
 
 from experiments.cli.main import main
 from experiments.contracts import Metric, PairMetrics, mean_and_interval
-from experiments.reporting.grid import difference_figure, grid_table, mean_figure, write_grid
+from experiments.reporting.grid import grid_figure, grid_table, write_grid
 from experiments.reporting.markdown import table
 from experiments.reporting.power import paired_power, pairs_needed, smallest_effect
-from experiments.reporting.results import Axis, Comparison, Run, interval, make_grid
+from experiments.reporting.results import Axis, Comparison, Run, make_grid
 from experiments.reporting.style import series_mark
 
 ACCURACY = Metric("accuracy")
@@ -70,9 +70,8 @@ def written(directory, axes, runs, **options):
 
 def figure_of(axes, runs, baseline=None) -> Any:
     """The figure of the means, or of differences: all marks and bars are within their panels."""
-    draw = difference_figure if baseline else mean_figure
     grid = make_grid(axes, runs, comparison=Comparison(baseline))
-    figure: Any = draw(grid, title="T", command="c")
+    figure: Any = grid_figure(grid, difference=bool(baseline), title="T", command="c")
     for panel in figure.axes:
         for marks, _, bars in (container.lines for container in panel.containers):
             ends = [segment for bar in bars for segment in bar.get_segments()]
@@ -536,7 +535,7 @@ def test_one_seed_is_compared_episode_by_episode(tmp_path):
 def test_several_seeds_have_both_intervals():
     softmax, loose = np.random.default_rng(6).uniform(0.3, 0.9, (2, 3, 50))
     difference = difference_of([METHODS], episode_runs(softmax=softmax, loose=loose))
-    assert difference["interval"] == pytest.approx(interval((loose - softmax).mean(1)))
+    assert difference["interval"] == pytest.approx(by_scipy((loose - softmax).mean(1)))
     own = [mean_and_interval(row)[1] for row in loose - softmax]
     assert difference["own"] == pytest.approx(np.mean(own))
 
