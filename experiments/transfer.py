@@ -25,9 +25,9 @@ from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.protocols import build_protocol, classification, config_from_dict
 from experiments.protocols.classification import SPLITS, ClassificationData, ClassSplit
 from experiments.protocols.few_shot_data import test_split
-from experiments.reporting.grid import write_grid
+from experiments.reporting.grid import Axis, Comparison, Run
+from experiments.reporting.grid_report import write_grid
 from experiments.reporting.markdown import format_value, table
-from experiments.reporting.results import Axis, Comparison, Run
 from experiments.reporting.run import code_version, describe_run, origin_lines, read_report
 from experiments.reporting.style import INK, MEDIUM, new_figure, series_mark, style_axes
 from experiments.runs import RestoredRun, config_of_run, load_run, run_folder

@@ -50,10 +50,10 @@ class Evaluate(OfCheckpoint):
 
     def run(self, command: Sequence[str]) -> int:
         """Evaluates, prints and writes the report."""
-        from experiments.grid import evaluate_over, setting_names
         from experiments.protocols import build_protocol
         from experiments.reporting.run import write_report
         from experiments.runs import evaluate, load_run, with_evaluation
+        from experiments.sweeps import evaluate_over, setting_names
 
         table: Any = {"metrics": self.metrics, "baseline": self.baseline}
         for option, given in table.items():

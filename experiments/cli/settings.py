@@ -52,7 +52,7 @@ class Settings:
 def _rows(
     config: TrainConfig, sources: Mapping[str, str], steps_per_epoch: int | None
 ) -> list[tuple[str, str, str | None]]:
-    from experiments.grid import option_text
+    from experiments.sweeps import option_text
 
     default = type(config)()
     rows = []

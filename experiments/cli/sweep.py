@@ -20,7 +20,7 @@ from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.integration import Name
 
 if TYPE_CHECKING:
-    from experiments.reporting.results import Axis
+    from experiments.reporting.grid import Axis
 
     _FewShotPreset = FewShotConfig
 else:
@@ -75,7 +75,7 @@ class Sweep:
 
     def run(self, command: Sequence[str]) -> int:
         """Runs the missing part of the sweep, prints its table."""
-        from experiments.grid import check_not_set, parse_axis
+        from experiments.sweeps import check_not_set, parse_axis
 
         if not self.over or not self.grid.seeds:
             raise ConfigError("sweep needs at least one axis (--over) and one seed (--seeds)")
@@ -109,8 +109,8 @@ class Compare:
     def run(self, command: Sequence[str]) -> int:
         """Runs the missing part of the comparison, prints its table."""
         from experiments.data.sampling import describe_strategy
-        from experiments.grid import check_not_set
-        from experiments.reporting.results import Axis
+        from experiments.reporting.grid import Axis
+        from experiments.sweeps import check_not_set
 
         if not (self.losses and self.sampling and self.grid.seeds):
             raise ConfigError("--losses, --sampling and --seeds need at least one value each")
@@ -138,8 +138,8 @@ def run_and_print(
 
     Its directory is runs/FOLDER by default; `report` is what else `run_grid` takes for the report.
     """
-    from experiments.grid import parse_comparison, run_grid
     from experiments.runs import complete_run
+    from experiments.sweeps import parse_comparison, run_grid
 
     typed, comparison = shlex.join(command), vars(grid.grid).copy()
     seeds, directory = comparison.pop("seeds"), comparison.pop("directory")

@@ -1,340 +1,307 @@
-"""The report of a grid of runs: a table of every metric, and figures of all of them."""
+"""The runs of a grid as data frames: means over repetitions, paired differences, choices."""
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
-import textwrap
-from collections.abc import Iterator, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+import scipy.stats
 
-from experiments.reporting import markdown as md
-from experiments.reporting import results, style
-from experiments.reporting.results import VALIDATION, Axis, Frame, Grid, Run, make_grid, places
-from experiments.reporting.run import version_text
-from experiments.storage import write_atomically, write_json, write_picture
+from experiments.contracts import Metric, PairMetrics, mean_and_interval
 
-_COLUMNS = 3
-# Inches: a panel, a character and a line of a label, a mark, and the space between the rows.
-_PANEL_WIDTH, _CHARACTER, _LINE, _MARK, _BETWEEN_ROWS = 3.3, 0.085, 0.14, 0.14, 0.18
-# Characters below a panel, and in a line of a label.
-_NUMBER_CHARACTERS, _LABEL_CHARACTERS = 30, 36
+ALL = "all"
+"""The label of an option that takes everything available."""
+VALIDATION = "validation"
+"""The name, in a grid, of the metric that chose the checkpoint."""
+
+_FORMS = {"True": "stopped", "False": "as\N{NO-BREAK SPACE}written"}
+"""What results call the forms of a direct sum: the values of `stop_gradient`."""
+
+Place = tuple[str, ...]
+"""A label on each axis."""
+Frame = Any
+"""A pandas DataFrame, whose columns type checkers do not know."""
 
 
-def write_grid(
-    directory: Path,
+class Axis(NamedTuple):
+    """What was varied."""
+
+    name: str
+    labels: tuple[str, ...]
+    settings: tuple[Mapping[str, Any], ...] = ()
+    """For each label, values by option."""
+
+    @property
+    def numbers(self) -> list[float] | None:
+        """Positions of the labels if they are numbers; with `all`, which is last, their ranks."""
+        try:
+            values = [math.inf if label == ALL else float(label) for label in self.labels]
+        except ValueError:
+            return None
+        return [float(sorted(values).index(at)) for at in values] if ALL in self.labels else values
+
+
+class Run(NamedTuple):
+    """A finished run of a grid: its place, its report.json and its episodes.npz."""
+
+    place: Place
+    report: dict[str, Any]
+    episodes: Mapping[str, Sequence[float] | np.ndarray] = {}
+    """For each metric that is a mean over episodes, its value in every episode."""
+
+    @property
+    def measured(self) -> dict[str, dict[str, Any]]:
+        """The values of its report by the name that a grid gives them."""
+        named = {value["name"]: value for value in self.report["metrics"]}
+        validation = self.report["validation"]
+        return named | {VALIDATION: validation} if validation else named
+
+
+class Comparison(NamedTuple):
+    """How the runs of a grid are compared."""
+
+    baseline: tuple[str, str] | None = None
+    """Name and label of an axis; the table gets the differences of the other labels to it."""
+    pairs_over: str = ""
+    """Name of the axis whose labels are repetitions, or empty: seeds are."""
+    choose: str = ""
+    """Name of the axis whose label validation chooses, at every place by itself; or empty."""
+
+
+class Grid(NamedTuple):
+    """What tables and figures show of the runs."""
+
+    axes: list[Axis]
+    """The first axis, and the others that have several labels."""
+    compared: list[Axis]
+    """The same without the label of the baseline."""
+    constant: dict[str, str]
+    """The label of every other axis."""
+    comparison: Comparison
+    repeated: str
+    """What the repetitions are, with their values."""
+    metrics: dict[str, Metric]
+    """Those that are shown, by name."""
+    means: Frame
+    """As `_summary`."""
+    differences: Frame
+    """As `_summary`, of the differences to the baseline; empty if there is none."""
+    choices: dict[Place, str]
+    """For each place on the axes that are left, the chosen label."""
+    figure_labels: dict[tuple[str, str], str]
+    """For the name of an axis and a label: the text that figures show in its place."""
+
+    def shown(self, axis: str, label: str) -> str:
+        """The label of an axis, as figures show it."""
+        return self.figure_labels.get((axis, label), label)
+
+
+def make_grid(
     axes: Sequence[Axis],
     runs: Sequence[Run],
+    metrics: Sequence[str] = (),
     *,
-    title: str,
-    command: str,
-    notes: Sequence[str] = (),
-    **arrangement: Any,
-) -> list[Path]:
-    """Writes table.md, table.json and, if there are values, figure.png; returns their paths.
+    comparison: Comparison | None = None,
+    pair_metrics: PairMetrics | None = None,
+) -> Grid:
+    """Arranges the finished runs, of which no two have the same place and seed.
 
-    With a baseline, differences.png is written, too. Title, command (as typed last) and notes are
-    those of tables and figures. `arrangement` is what else `make_grid` takes.
+    `metrics` are the names of those to show, in this order; by default all, `VALIDATION` last. One
+    that no run has is shown without values. `pair_metrics` are what every run has in common with
+    that of the baseline, if there is one.
     """
-    grid = make_grid(axes, runs, **arrangement)
-    text = grid_table(grid, runs, title=title, notes=notes)
-    differences = grid.differences.assign(place=[[*key[1:]] for key in grid.differences.index])
-    records = differences.reset_index("metric").to_json(orient="records", double_precision=15)
-    stored = {
-        "axes": [{"name": axis.name, "labels": axis.labels} for axis in axes],
-        "comparison": grid.comparison._asdict(),
-        "choices": [{"place": place, "label": label} for place, label in grid.choices.items()],
-        "differences": json.loads(records),
-        "runs": [{"place": run.place, "report": run.report} for run in runs],
-    }
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = [write_json(directory / "table.json", stored)]
-    for name, difference in {"figure": False, "differences": True}.items():
-        figure = grid_figure(grid, difference=difference, title=title, command=command)
-        if figure is not None:
-            paths.append(write_picture(directory / f"{name}.png", figure))
-            text += f"\n![{title}: {name}]({name}.png)\n"
-    return [write_atomically(directory / "table.md", text), *paths]
-
-
-def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[str] = ()) -> str:
-    """The tables of a grid in Markdown, with a caption.
-
-    The labels of the first axis are the rows. With one axis, the metrics are the columns. With
-    more, there is a table for each metric, and the combinations of the other axes are the columns.
-    With a baseline, tables of the differences to it follow. `runs` are all that were tried.
-    """
-    compares = not grid.differences.empty
-    parts = [_means(grid, "Means" if compares else ""), *([_differences(grid)] if compares else [])]
-    lines = [line for of_part, _ in parts for line in of_part]
-    caption = [sentences for _, sentences in parts]
-    if any(metric.higher_is_better is False for metric in grid.metrics.values()):
-        caption += ["↓: lower is better."]
-    if VALIDATION in grid.metrics:
-        found = [run.report["validation"] for run in runs if run.report["validation"]]
-        of = " or ".join(dict.fromkeys(value["name"] for value in found)) or "the metric"
-        caption += [f"{VALIDATION}: {of} on the validation split, which selects the checkpoint."]
-    caption += [f"{name}: {label} in all runs." for name, label in grid.constant.items()]
-    if grid.choices:
-        chosen = "; ".join(f"{', '.join(place)}: {label}" for place, label in grid.choices.items())
-        caption += [f"{grid.comparison.choose}: the best mean validation. {chosen}."]
-    caption += [*notes, *_run_lines(runs)]
-    return "\n".join([f"### {title}", "", *lines, *md.bullets(caption), ""])
-
-
-def _means(grid: Grid, title: str) -> tuple[list[str], str]:
-    """The tables of means ± deviations, and a caption.
-
-    Without a title, the best values as printed are bold, if all runs have them.
-    """
-    means: Frame = grid.means
-    metrics = [grid.metrics[name] for name in means.index.get_level_values("metric")]
-    printed = [
-        md.format_value(mean, m.unit) for mean, m in zip(means["mean"], metrics, strict=True)
+    comparison = comparison or Comparison()
+    baseline, unit = comparison.baseline, comparison.pairs_over or "seed"
+    runs, choices = _choose(axes, runs, comparison) if comparison.choose else (runs, {})
+    axes = [axis for axis in axes if axis.name != comparison.choose]
+    of_pair = {m.name: m for m in pair_metrics.metrics} if baseline and pair_metrics else {}
+    measured = [item for run in runs for item in run.measured.items()]
+    known = {name: Metric(name, of["unit"], of["higher_is_better"]) for name, of in measured}
+    known |= of_pair
+    # Runs that diverged have no metrics; the table still says that they diverged.
+    metrics = [*dict.fromkeys(metrics)] or sorted(known, key=VALIDATION.__eq__) or ["Result"]
+    shown = [axis for axis in axes if axis.name != unit]
+    varied = [shown[0], *(axis for axis in shown[1:] if len(axis.labels) > 1)]
+    compared = [
+        axis._replace(labels=tuple(at for at in axis.labels if (axis.name, at) != baseline))
+        for axis in varied
     ]
-    signs = [{True: 1, False: -1, None: math.nan}[metric.higher_is_better] for metric in metrics]
-    score: Any = pd.Series(printed, means.index).astype(float) * signs
-    score = score.where(means["found"] == means["expected"])
-    of_column = score.groupby([n for n in means.index.names if n != grid.axes[0].name])
-    best = (score == of_column.transform("max")) & (of_column.transform("count") > 1) & (not title)
-    half = means["own"].where(means["found"] == 1, means["deviation"])
-    texts = []
-    rows = means.assign(printed=printed, best=best, half=half).itertuples()
-    for row, metric in zip(rows, metrics, strict=True):
-        text = row.printed
-        if not math.isnan(row.half):
-            text += f" ± {md.format_value(row.half, metric.unit)}"
-        if row.found < row.expected:
-            text += f" ({row.found} of {row.expected})"
-        if not row.found:
-            text = "diverged" if row.diverged else md.MISSING
-        texts.append(md.bold(text) if row.best else text)
-    known = means[means["found"] > 0]
-    several = ((known["found"] > 1) & known["deviation"].notna()).any()
-    lacking = (known["found"] < known["expected"]).any()
-    among = ", among entries with all runs" if lacking else ""
-    sentences = {
-        f"{'±: standard deviation over' if several else 'Values of'} {grid.repeated}.": True,
-        "± of one run: 95 % interval over its episodes.": known["own"][known["found"] == 1].any(),
-        "(k of n): k of n runs have a value.": lacking,
-        f"Bold: best in its column{among}.": best.any(),
-    }
-    caption = " ".join(sentence for sentence, holds in sentences.items() if holds)
-    lines = _tables(grid.axes, [*map(md.metric_heading, grid.metrics.values())], texts, title)
-    return lines, f"{title}: {caption}" if title else caption
-
-
-def _differences(grid: Grid) -> tuple[list[str], str]:
-    """The tables of mean differences ± intervals, and a caption.
-
-    Bold where the interval over the repetitions excludes 0.
-    """
-    found, texts = grid.differences, []
-    n = found["n"][found["n"] > 0].unique()
-    for row in found.itertuples():
-        form = partial(md.format_difference, unit=grid.metrics[row.Index[0]].unit)
-        text = form(row.mean) if row.n else md.MISSING
-        if row.n > 1:
-            text += f" ± {form(row.interval, signed=False)}"
-            text = md.bold(text) if abs(row.mean) > row.interval else text
-        details = {
-            f"n = {row.n}": row.n and len(n) > 1,
-            f"{row.expected - row.found} missing": row.found < row.expected,
-            f"episodes ± {form(row.own, signed=False)}": row.n == 1 and not math.isnan(row.own),
-        }
-        shown = ", ".join(detail for detail, holds in details.items() if holds)
-        texts.append(f"{text} ({shown})" if shown else text)
-    caption = f"{grid.repeated}."
-    if (n > 1).any():
-        caption = f"mean ± 95 % interval (Student's t) over {grid.repeated}"
-        caption += f", n = {n[0]}. " if len(n) == 1 else ". "
-        caption += "Bold: the interval excludes 0 (not corrected for the number of comparisons)."
-    if "episodes" in "".join(texts):
-        caption += " episodes ±: 95 % interval over episodes; it does not cover other seeds."
-    title = "Difference from {} = {}".format(*grid.comparison.baseline or ())
-    same = " and ".join(filter(None, ("seed", grid.comparison.pairs_over)))
-    between = f"{title} between runs of the same {same}, in percentage points for %"
-    names = found.index.unique("metric")
-    headings = [md.metric_heading(grid.metrics[name], difference=True) for name in names]
-    return _tables(grid.compared, headings, texts, title), f"{between}: {caption}"
-
-
-def _tables(
-    axes: Sequence[Axis], headings: Sequence[str], texts: Sequence[str], title: str
-) -> list[str]:
-    """The tables; `texts` are the entries by metric and place on the axes."""
-    rows, *others = axes
-    entries = np.array(texts, object).reshape(len(headings), len(rows.labels), -1)
-    title = md.bold(title) if title else ""
-    tables = {title: (headings, entries[..., 0].T)}
-    if others:
-        columns = [", ".join(place) for place in places(others)]
-        against = f"against {', '.join(axis.name for axis in others)}"
-        tables = {
-            f"{title}{': ' if title else ''}{md.bold(heading)} {against}": (columns, of_metric)
-            for heading, of_metric in zip(headings, entries, strict=True)
-        }
-    lines = []
-    for above, (columns, body) in tables.items():
-        lines += [above, ""] if above else []
-        lines += [*md.table([rows.name, *columns], np.c_[rows.labels, body].tolist()), ""]
-    return lines
-
-
-def _run_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """What is known of all runs: those that diverged, notes, time, code and commands."""
-
-    def names(of: Sequence[Run]) -> str:
-        return "; ".join(f"{', '.join(run.place)} (seed {run.report['seed']})" for run in of)
-
-    reports = [run.report for run in runs]
-    if diverged := [run for run in runs if "diverged" in run.report]:
-        yield f"Diverged: {names(diverged)}."
-    for note in dict.fromkeys(note for report in reports for note in report.get("notes", ())):
-        noted = [run for run in runs if note in run.report.get("notes", ())]
-        yield f"{'All' if 1 < len(noted) == len(runs) else names(noted)}: {note}"
-    # Reports of evaluations have no time.
-    minutes = sum(report.get("seconds", 0) for report in reports) / 60
-    time = f", {minutes:.1f} minutes of training" if minutes else ""
-    yield f"{len(runs)} run{'s' * (len(runs) != 1)}{time}."
-    yield f"Code: {'; '.join(dict.fromkeys(map(version_text, reports)))}."
-    yield from (f"Command: `{c}`" for c in dict.fromkeys(report["command"] for report in reports))
-
-
-def grid_figure(grid: Grid, *, difference: bool, title: str, command: str) -> Figure | None:
-    """Draws means, or differences to the baseline, in a panel for each metric that has values.
-
-    If the labels of the last axis are numbers, lines run along it, one for each combination of the
-    other axes. Else every label of the first axis is a row, in which the combinations of the other
-    axes have marks of their own. None if there are no values.
-    """
-    frame = grid.differences if difference else grid.means
-    metrics = frame["mean"].dropna().index.unique("metric")
-    if metrics.empty:
-        return None
-    if difference:
-        (name, label), axes = grid.comparison.baseline or ("", ""), grid.compared
-        title += f": differences from {results.short_name(name)} = {grid.shown(name, label)}"
-        bars, filled = frame["interval"].fillna(frame["own"]), frame["mean"].abs() > frame.interval
-        caption = (
-            f"Paired differences over {grid.repeated}. Bars: 95 % interval; for one pair, over its "
-            "episodes. Filled: the interval over several pairs excludes 0."
-        )
-    else:
-        axes, filled = grid.axes, True
-        bars = frame["interval"].where(frame["n"] > 2, frame["deviation"])
-        bars = bars.fillna(frame["own"].where(frame["found"] == 1))
-        caption = (
-            f"Means over {grid.repeated}. Bars: 95 % interval; for two runs, the standard "
-            "deviation; for one run, the 95 % interval over its episodes."
-        )
-    frame = frame.assign(bar=bars.fillna(0), filled=filled)
-    along = axes[-1].numbers is not None and len(axes[-1].labels) > 1
-    axis, varied = (axes[-1], slice(-1)) if along else (axes[0], slice(1, None))
-    names, series = [other.name for other in axes[varied]], places(axes[varied])
-    # The same marks with and without a baseline.
-    every = places(grid.axes[varied])
-    marks = [style.series_mark(every.index(place)) for place in series]
-    labels = [textwrap.fill(grid.shown(axis.name, at), _LABEL_CHARACTERS) for at in axis.labels]
-    lines = [line for label in labels for line in label.splitlines()]
-    legend = [
-        style.legend_handle(", ".join(map(grid.shown, names, place)), mark, line=along)
-        for place, mark in zip(series, marks, strict=True)
-        if len(every) > 1
-    ]
-    columns = min(_COLUMNS, len(metrics))
-    rows = math.ceil(len(metrics) / columns)
-    highest = max(label.count("\n") + 1 for label in labels)
-    pitch = max(_MARK * len(series), _LINE * highest) + _BETWEEN_ROWS
-    over = grid.comparison.pairs_over
-    figure = style.new_figure(
-        0.6 + (0 if along else _CHARACTER * max(map(len, lines))) + _PANEL_WIDTH * columns,
-        rows * (2.9 if along else 0.75 + max(0.9, pitch * len(labels))),
-        title=title,
-        caption=f"{caption} Thin ticks: single {f'values of {over}' if over else 'seeds'}.",
-        command=command,
-        legend=legend,
-        legend_title=", ".join(map(results.short_name, names)) if legend else "",
+    values = _values(axes, runs, metrics, baseline, pair_metrics)
+    pairs = values.assign(value=values["difference"], interval=values["own_difference"])
+    # The baseline has no metrics of a pair.
+    of_run = [name for name in metrics if name not in of_pair] if baseline else []
+    seeds = sorted({run.report["seed"] for run in runs})
+    repeated = f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}"
+    for pooled in (axis for axis in axes if axis.name == unit):
+        repeated = f"{unit} {', '.join(pooled.labels)}, each a mean of {repeated}"
+    return Grid(
+        axes=varied,
+        compared=compared,
+        constant={axis.name: axis.labels[0] for axis in shown if axis not in varied},
+        comparison=comparison,
+        repeated=repeated,
+        metrics={name: known.get(name, Metric(name, "")) for name in metrics},
+        means=_summary(values, metrics, varied, unit),
+        differences=_summary(pairs, of_run, compared, unit),
+        choices=choices,
+        figure_labels=_figure_labels(axes, runs),
     )
-    # Side by side around the label, in the order of the rows of the frame.
-    steps = np.arange(len(series)) - (len(series) - 1) / 2
-    order = (np.repeat if along else np.tile)(np.arange(len(series)), len(labels))
-    for number, name in enumerate(metrics):
-        metric, panel = grid.metrics[name], figure.add_subplot(rows, columns, number + 1)
-        heading = md.metric_heading(metric, difference=difference)
-        panel.set_title(textwrap.fill(heading, 40), size=style.LARGE)
-        panel.locator_params(axis="x", nbins=5, steps=[1, 2, 5, 10])
-        style.style_axes(panel, grid="both" if along else "x")
-        if along:
-            positions = _place_numbers(panel, axis, labels, steps)
-        else:
-            row_name = results.short_name(axis.name) if number % columns == 0 else ""
-            positions = _place_rows(panel, labels, row_name, _MARK / pitch * steps)
-        found = frame.loc[[name]].assign(at=positions.ravel(), series=order)
-        found = found.dropna(subset="mean").sort_values("at")
-        for series_number, of_series in found.groupby("series"):
-            _draw_series(panel, marks[series_number], of_series, metric.unit, along=along)
-        if difference:
-            line = panel.axhline if along else panel.axvline
-            line(0, color=style.INK, linewidth=0.9, zorder=1)
-    return figure
 
 
-def _place_rows(panel: Axes, labels: Sequence[str], name: str, steps: np.ndarray) -> np.ndarray:
-    """A row for each of L labels from the top, named if `name` is not empty.
+def places(axes: Sequence[Axis]) -> list[Place]:
+    """All combinations of labels."""
+    return list(itertools.product(*(axis.labels for axis in axes)))
 
-    Returns positions [L, S] of S series at distances `steps` from the middle of each row.
+
+def _choose(
+    axes: Sequence[Axis], runs: Sequence[Run], comparison: Comparison
+) -> tuple[list[Run], dict[Place, str]]:
+    """Keeps, at every place on the other axes, the runs of the label with the best mean validation.
+
+    Labels of which more runs diverged come last. Places lose the axis of the choice.
     """
-    for row in range(1, len(labels), 2):
-        panel.axhspan(row - 0.5, row + 0.5, color="#f3f3f3", linewidth=0, zorder=0)
-    panel.set_ylim(len(labels) - 0.5, -0.5)
-    panel.set_yticks(range(len(labels)), [style.display_text(text) for text in labels])
-    panel.tick_params(axis="y", length=0, labelleft=bool(name))
-    panel.set_ylabel(style.display_text(textwrap.fill(name, _LABEL_CHARACTERS)))
-    return np.arange(len(labels))[:, None] + steps
+    names, choose = [axis.name for axis in axes], comparison.choose
+    table: Frame = pd.DataFrame([run.place for run in runs], columns=names)
+    table["validation"] = [run.measured.get(VALIDATION, {}).get("value") for run in runs]
+    rest = [name for name in names if name not in (choose, comparison.pairs_over)]
+    kept, choices, column = [], {}, names.index(choose)
+    for place, found in table.groupby(rest, sort=False):
+        known = found.groupby(choose, sort=False)["validation"].agg(["count", "mean"])
+        label = known.sort_values(["count", "mean"], ascending=False, kind="stable").index[0]
+        choices[place] = label if known["count"].any() else "none"
+        kept += [runs[number] for number in found.index[found[choose] == label]]
+    return [r._replace(place=r.place[:column] + r.place[column + 1 :]) for r in kept], choices
 
 
-def _place_numbers(panel: Axes, axis: Axis, labels: Sequence[str], steps: np.ndarray) -> np.ndarray:
-    """A number along x for each of L labels; returns positions [S, L] of S series side by side."""
-    numbers = np.array(axis.numbers)
-    logarithmic = numbers.min() > 0 and numbers.max() >= 6 * numbers.min()
-    along = np.log(numbers) if logarithmic else numbers
-    if logarithmic:
-        panel.set_xscale("log")
-        panel.set_xticks([], minor=True)
-    narrowest = _NUMBER_CHARACTERS * np.diff(np.sort(along)).min() / np.ptp(along)
-    upright = narrowest < max(map(len, labels)) + 1
-    panel.set_xticks(numbers, labels, rotation=90 if upright else 0)
-    panel.set_xlabel(style.display_text(results.short_name(axis.name)))
-    beside = along + np.ptp(along) * min(1 / 60, 1 / (10 * len(steps))) * steps[:, None]
-    return np.exp(beside) if logarithmic else beside
+def _values(
+    axes: Sequence[Axis],
+    runs: Sequence[Run],
+    metrics: Sequence[str],
+    baseline: tuple[str, str] | None,
+    pair_metrics: PairMetrics | None,
+) -> Frame:
+    """A row for every place, seed and metric, whether it has been run or not.
 
-
-def _draw_series(panel: Axes, mark: style.Mark, found: Frame, unit: str, *, along: bool) -> None:
-    """Means with bars, and a thin tick for each of several repetitions.
-
-    If `along`, positions are along x and the means are joined by a line. Else they are along y.
+    The columns are the `value`, its `interval` over episodes, whether the run `diverged`, and
+    `difference` and `own_difference`, the same of the pair with the run of the baseline.
     """
+    names = [*(axis.name for axis in axes), "seed"]
+    finished: dict[tuple[Any, ...], Run] = {(*r.place, r.report["seed"]): r for r in runs}
+    rows = []
+    for place, run in finished.items():
+        at, measured, other = dict(zip(names, place, strict=True)), run.measured, None
+        if baseline and at[baseline[0]] != baseline[1]:
+            other = finished.get(tuple((at | dict([baseline])).values()))
+        if pair_metrics and other and measured and other.measured:
+            of_pair = pair_metrics.measure(run.report, other.report)
+            measured |= {value["name"]: value for value in of_pair}
+        at["diverged"] = "diverged" in run.report
+        for name in metrics:
+            own_difference = _episode_interval(run, other, name) if other else math.nan
+            row = at | {"metric": name, "own_difference": own_difference}
+            rows.append(measured.get(name, {}) | row)
+    every = [*(axis.labels for axis in axes), sorted({key[-1] for key in finished}), metrics]
+    index = pd.MultiIndex.from_product(every, names=[*names, "metric"])
+    columns = [*index.names, "value", "interval", "diverged", "own_difference"]
+    frame: Frame = pd.DataFrame(rows, columns=columns).set_index(index.names).astype(float)
+    value = frame["value"].reindex(index)
+    of_baseline = value.xs(baseline[1], level=baseline[0]) if baseline else value
+    return frame.reindex(index).assign(difference=value - of_baseline)
 
-    def xy(rows: Frame, column: str = "mean") -> list[Any]:
-        points = [rows["at"].to_numpy(), md.scaled(rows[column].to_numpy(float), unit)]
-        return points if along else points[::-1]
 
-    bars = {
-        "yerr" if along else "xerr": md.scaled(found["bar"].to_numpy(), unit),
-        "elinewidth": 1.6,
-    }
-    edge = {"markeredgecolor": style.INK, "markeredgewidth": 0.4}
-    panel.errorbar(*xy(found), **bars, **mark.style(line=along), **edge, zorder=3)
-    hollow: Any = {"markerfacecolor": "white", "markeredgecolor": mark.color}
-    panel.plot(*xy(found[~found["filled"]]), **mark.style(line=False), **hollow, zorder=5)
-    tick = {"color": style.INK, "markersize": 4 if along else 6, "markeredgewidth": 0.8}
-    values = found[found["n"] > 1].explode("values")
-    panel.plot(*xy(values, "values"), "_" if along else "|", **tick, zorder=4)
+def _episode_interval(run: Run, baseline: Run, metric: str) -> float:
+    """Of the differences in single episodes; NaN unless the episodes of both are the same."""
+    ours, theirs = (np.asarray(of.episodes.get(metric, ()), float) for of in (run, baseline))
+    lists, others = (
+        {result.get("hash") for result in of.report.get("results", ())} for of in (run, baseline)
+    )
+    same = len(ours) == len(theirs) > 0 and lists == others
+    return mean_and_interval(ours - theirs)[1] if same else math.nan
+
+
+def _summary(values: Frame, metrics: Sequence[str], axes: Sequence[Axis], unit: str) -> Frame:
+    """A row for each metric and each place on `axes`, of `_values`.
+
+    Runs of one repetition, which the column `unit` tells apart, are averaged first. Over the
+    repetitions that have a value: their `values` and number `n`, `mean`, `deviation` (n − 1) and
+    half the width of the 95 % confidence interval by Student's t, `interval`. Of runs: those with a
+    value, `found`; all, `expected`; the mean of their intervals over episodes, `own`; and
+    `diverged`: all that are finished.
+    """
+    keys = ["metric", *(axis.name for axis in axes)]
+    index = pd.MultiIndex.from_product([metrics, *(axis.labels for axis in axes)], names=keys)
+    runs = values.groupby(keys).agg(
+        found=("value", "count"),
+        expected=("value", "size"),
+        own=("interval", "mean"),
+        diverged=("diverged", "min"),
+    )
+
+    def deviation(values: Frame) -> float:
+        return statistics.stdev(values) if len(values) > 1 else math.nan
+
+    # Unlike pandas' own, these round once: printed digits do not depend on the order of sums.
+    mean = statistics.fmean
+    known = values["value"].dropna().groupby([*keys, unit], sort=False).agg(mean).groupby(keys)
+    repetitions = known.agg(values=list, n="size", mean=mean, deviation=deviation)
+    quantile = scipy.stats.t.ppf(0.975, repetitions["n"] - 1)
+    repetitions["interval"] = quantile * repetitions["deviation"] / np.sqrt(repetitions["n"])
+    frame: Frame = runs.join(repetitions).reindex(index)
+    return frame.fillna({"n": 0, "diverged": 0}).astype({"n": int, "diverged": bool})
+
+
+def short_name(axis: str) -> str:
+    """The first option of an axis, without its sections: `loss.name/loss.scale` is `loss`."""
+    return axis.partition("/")[0].removesuffix(".name").rpartition(".")[2].replace("_", " ")
+
+
+def _figure_labels(axes: Sequence[Axis], runs: Sequence[Run]) -> dict[tuple[str, str], str]:
+    """What figures show in the place of labels.
+
+    A loss has the label of its protocol, if every loss has one. On an axis of several options,
+    those that tell positions with the same loss, or the same first option, apart follow: so
+    `direct:sce+nca/True/0.1` can be `SCE⊕NCA, stopped, temperature=0.1`.
+    """
+    found = {}
+    for number, axis in enumerate(axes):
+        if axis.numbers is not None:
+            continue
+        options = axis.name.split("/")
+        parts = {label: label.split("/", len(options) - 1) for label in axis.labels}
+        names = _protocol_labels(axis, number, runs)
+        if not names or (len(options) == 1 and len({*names.values()}) < len(names)):
+            names = {label: values[0] for label, values in parts.items()}
+        shown = {}
+        for label, values in parts.items():
+            alike = [parts[at] for at, name in names.items() if name == names[label]]
+            settings = [
+                _setting(option, value)
+                for option, value, *others in zip(options, values, *alike, strict=True)
+                if len({*others}) > 1
+            ]
+            shown[label] = ", ".join([names[label], *filter(None, settings)])
+        if len({*shown.values()}) == len(shown):
+            found |= {(axis.name, label): text for label, text in shown.items()}
+    return found
+
+
+def _setting(option: str, value: str) -> str:
+    """A true option has its name alone, a false one none. Lines do not break within a setting."""
+    if option.endswith("stop_gradient") and value in _FORMS:
+        return _FORMS[value]
+    name = short_name(option).replace(" ", "\N{NO-BREAK SPACE}")
+    return {"True": name, "False": ""}.get(value, f"{name}={value}")
+
+
+def _protocol_labels(axis: Axis, number: int, runs: Sequence[Run]) -> dict[str, str]:
+    """The protocol's label at each position of an axis of losses, if each has one and only one."""
+    if "/" in axis.name and not axis.name.startswith("loss."):
+        return {}
+    pairs = {(run.place[number], run.report.get("label", "")) for run in runs}
+    names = {at: name for at, name in pairs if name}
+    return names if len(pairs) == len(names) == len(axis.labels) else {}

@@ -11,10 +11,10 @@ import scipy.stats
 
 from experiments.cli.main import main
 from experiments.contracts import Metric, PairMetrics, mean_and_interval
-from experiments.reporting.grid import grid_figure, grid_table, write_grid
+from experiments.reporting.grid import Axis, Comparison, Run, make_grid
+from experiments.reporting.grid_report import grid_figure, grid_table, write_grid
 from experiments.reporting.markdown import table
 from experiments.reporting.power import paired_power, pairs_needed, smallest_effect
-from experiments.reporting.results import Axis, Comparison, Run, make_grid
 from experiments.reporting.style import series_mark
 
 ACCURACY = Metric("accuracy")

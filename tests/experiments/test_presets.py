@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tyro
 
-from experiments import assembly, grid
+from experiments import assembly, sweeps
 from experiments.assembly import Plan, build_learner, plan_run
 from experiments.cli.main import command_type
 from experiments.compilation import num_classes
@@ -93,7 +93,7 @@ def test_a_stated_command_can_start(module, command, tmp_path, monkeypatch):
     if words[0] == "train":
         plan_run(parsed.config)
     if words[0] == "evaluate" and parsed.over:
-        plan_ends(evaluated, [grid.parse_axis(text, evaluated) for text in parsed.over])
+        plan_ends(evaluated, [sweeps.parse_axis(text, evaluated) for text in parsed.over])
     if words[0] in ("sweep", "compare"):
 
         def run_grid(config, over, seeds, directory, *rest, **options):
@@ -102,12 +102,12 @@ def test_a_stated_command_can_start(module, command, tmp_path, monkeypatch):
                 assert directory == Path("runs", f"{words[0]}-{config.preset}")
             return [], []
 
-        monkeypatch.setattr(grid, "run_grid", run_grid)
+        monkeypatch.setattr(sweeps, "run_grid", run_grid)
         assert parsed.run(words) == 0
 
 
 def plan_ends(config, over):
-    cells = grid.make_cells(config, over, [0], Path("root"))
+    cells = sweeps.make_cells(config, over, [0], Path("root"))
     for cell in (cells[0], cells[-1]):
         plan_run(cell.config)
 

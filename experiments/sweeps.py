@@ -19,13 +19,13 @@ from experiments.config import (
     get_option,
     option_types,
     parse_option,
-    replace_option,
+    set_options,
 )
 from experiments.errors import ConfigError, unknown
 from experiments.processes import agree, on_first
 from experiments.protocols import build_protocol, config_to_dict
-from experiments.reporting.grid import write_grid
-from experiments.reporting.results import ALL, VALIDATION, Axis, Comparison, Place, Run
+from experiments.reporting.grid import ALL, VALIDATION, Axis, Comparison, Place, Run
+from experiments.reporting.grid_report import write_grid
 from experiments.reporting.run import read_episodes, read_report, write_report
 from experiments.runs import evaluate, load_run, split_of, with_evaluation
 from experiments.training.run_directory import check_run_directory
@@ -135,11 +135,10 @@ def make_cells(
     for seed, *at in itertools.product(dict.fromkeys(seeds), *positions):
         place, parts = zip(*at, strict=True)
         settings = {option: value for part in parts for option, value in part.items()}
-        cell = config
-        for option, value in {"seed": seed, **settings}.items():
-            cell = replace_option(cell, option, value)
         folders = [re.sub("[:/]", "-", ",".join(setting_names(part))) for part in parts]
-        cells.append(Cell(place, settings, cell, root.joinpath(*folders, f"seed-{seed}")))
+        directory = root.joinpath(*folders, f"seed-{seed}")
+        of_cell = set_options(config, {**settings, "seed": seed})
+        cells.append(Cell(place, settings, of_cell, directory))
     return cells
 
 

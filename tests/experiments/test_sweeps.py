@@ -17,10 +17,10 @@ import pytest
 from experiments.cli.main import main
 from experiments.config import TrainConfig
 from experiments.errors import ConfigError
-from experiments.grid import make_cells, parse_axis, parse_comparison
 from experiments.protocols import config_to_dict, few_shot, integration
 from experiments.protocols.group_softmax import GroupSoftmaxConfig
 from experiments.storage import write_json
+from experiments.sweeps import make_cells, parse_axis, parse_comparison
 from tests.experiments import test_grid_report as fakes
 from tests.experiments.tiny_runs import TINY_OPTIONS, metrics
 
