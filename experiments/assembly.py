@@ -37,7 +37,6 @@ from experiments.training.step import (
     Batch,
     Build,
     TrainState,
-    build_here,
     build_optimizer,
     build_outputs,
     build_step,
@@ -203,7 +202,7 @@ def build_learner(
     objective = plan.protocol.objective(problem)
     weights = storage_path(config.model.weights) if pretrained and config.model.weights else None
     optimizer = build_optimizer(config.optimizer, config.steps)
-    build: Build = build_here
+    build: Build | None = None
     if mesh is not None and parallel.spreads_classes(mesh):
         if not objective.class_axes:
             raise ConfigError(

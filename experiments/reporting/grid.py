@@ -273,9 +273,13 @@ def _figure_labels(axes: Sequence[Axis], runs: Sequence[Run]) -> dict[tuple[str,
             continue
         options = axis.name.split("/")
         parts = {label: label.split("/", len(options) - 1) for label in axis.labels}
-        names = _protocol_labels(axis, number, runs)
-        if not names or (len(options) == 1 and len({*names.values()}) < len(names)):
-            names = {label: values[0] for label, values in parts.items()}
+        names = {label: values[0] for label, values in parts.items()}
+        if len(options) == 1 or axis.name.startswith("loss."):
+            pairs = {(run.place[number], run.report.get("label")) for run in runs}
+            of_protocol = {label: name for label, name in pairs if name}
+            different = len({*of_protocol.values()}) == len(names) or len(options) > 1
+            if len(pairs) == len(of_protocol) == len(names) and different:
+                names = of_protocol
         shown = {}
         for label, values in parts.items():
             alike = [parts[at] for at, name in names.items() if name == names[label]]
@@ -296,12 +300,3 @@ def _setting(option: str, value: str) -> str:
         return _FORMS[value]
     name = short_name(option).replace(" ", "\N{NO-BREAK SPACE}")
     return {"True": name, "False": ""}.get(value, f"{name}={value}")
-
-
-def _protocol_labels(axis: Axis, number: int, runs: Sequence[Run]) -> dict[str, str]:
-    """The protocol's label at each position of an axis of losses, if each has one and only one."""
-    if "/" in axis.name and not axis.name.startswith("loss."):
-        return {}
-    pairs = {(run.place[number], run.report.get("label", "")) for run in runs}
-    names = {at: name for at, name in pairs if name}
-    return names if len(pairs) == len(names) == len(axis.labels) else {}

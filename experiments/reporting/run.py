@@ -59,9 +59,14 @@ def report_text(protocol: Protocol, report: dict[str, Any]) -> str:
     if "diverged" in report:
         facts.append("Result: {diverged}; there is nothing to evaluate")
     else:
-        evaluated, *results = _results(protocol, report)
+        evaluated, *results = protocol.report(report)
         facts += ["Checkpoint: step {step}", "Features: {num_features} dimensions"]
         facts.append(f"Evaluation: {{split}} split, {evaluated}")
+        if last := report.get("last"):
+            same = last["step"] == report["step"]
+            of_last = f"Of the last checkpoint, that of step {last['step']}:"
+            results += ["", "The best checkpoint is the last one." if same else of_last]
+            results += [] if same else protocol.report(last)[1:]
     if found := report["validation"]:
         value = format_value(found["value"], found["unit"])
         facts.append(f"Validation: {found['name']} {value} {found['unit']}".rstrip())
@@ -90,17 +95,6 @@ def write_report(
     # The JSON comes last: it marks a run as finished.
     markdown = write_atomically(directory / f"{name}.md", report_text(protocol, report) + "\n")
     return [markdown, write_json(directory / f"{name}.json", report), *paths]
-
-
-def _results(protocol: Protocol, report: dict[str, Any]) -> list[str]:
-    """What was evaluated, in a phrase, then the results in Markdown as the protocol writes them."""
-    lines = protocol.report(report)
-    if "last" not in report:
-        return lines
-    if report["last"]["step"] == report["step"]:
-        return [*lines, "", "The best checkpoint is the last one."]
-    last = protocol.report(report["last"])[1:]
-    return [*lines, "", f"Of the last checkpoint, that of step {report['last']['step']}:", *last]
 
 
 def origin_lines(report: dict[str, Any]) -> list[str]:

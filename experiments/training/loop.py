@@ -69,7 +69,7 @@ def train(
     Ctrl-C, when the state is saved.
     """
     parallel = parts.parallel
-    end_epoch = _end_epoch(parts)
+    after_epoch = parts.after_epoch and jax.jit(parts.after_epoch)
     with (
         Recorder(
             directory, steps=steps, name=name, meta=meta, num_classes=len(parts.class_counts)
@@ -96,8 +96,9 @@ def train(
             if len(in_flight) > _MAX_IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
             step_done()  # Dispatched: a step that hangs is noticed when none can follow it.
-            if end_epoch is not None and step % parts.steps_per_epoch == 0:
-                replicated, numbers = end_epoch(replicated)
+            if after_epoch is not None and step % parts.steps_per_epoch == 0:
+                updated, numbers = after_epoch(parallel.single(replicated.objective_state))
+                replicated = replicated._replace(objective_state=parallel.replicate(updated))
                 recorder.log(step, **numbers)
 
             last = step == steps
@@ -143,19 +144,6 @@ def read_batches(read: Callable[[int], T], first: int, last: int, *, ahead: bool
     steps = grain.MapDataset.range(first, last).map(read)
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     return iter(steps.to_iter_dataset(options))
-
-
-def _end_epoch(parts: Parts) -> Callable[[Any], tuple[Any, Mapping[str, Any]]] | None:
-    """Updates the objective state of a replicated state; None where nothing changes."""
-    if parts.after_epoch is None:
-        return None
-    parallel, update = parts.parallel, jax.jit(parts.after_epoch)
-
-    def end_epoch(replicated: Any) -> tuple[Any, Mapping[str, Any]]:
-        objective_state, numbers = update(parallel.single(replicated.objective_state))
-        return replicated._replace(objective_state=parallel.replicate(objective_state)), numbers
-
-    return end_epoch
 
 
 def _check_finite(step: int, scalars: dict[str, float]) -> None:

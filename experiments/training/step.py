@@ -50,11 +50,6 @@ Build = Callable[..., TrainState]
 """Calls a function, its first argument, with the others, and returns the state that it builds."""
 
 
-def build_here(start: Callable[..., TrainState], *arguments: Any) -> TrainState:
-    """A `Build` that calls the function."""
-    return start(*arguments)
-
-
 def initial_state(
     model: nnx.Module,
     objective: Objective,
@@ -62,13 +57,13 @@ def initial_state(
     *,
     seed: int,
     weights: Path | None = None,
-    build: Build,
+    build: Build | None = None,
 ) -> tuple[nnx.GraphDef, TrainState]:
     """The graph of the backbone and the state at step 0; `seed` is that of the head.
 
     The backbone starts from `weights`, as `load_weights` reads them; None: as built. `build`
-    decides how head and optimiser state are computed: at once (`build_here`), as shapes only
-    (`jax.eval_shape`), or with their classes spread over a mesh (`parallel.spread_over`).
+    decides how head and optimiser state are computed: as shapes only (`jax.eval_shape`), or with
+    their classes spread over a mesh (`parallel.spread_over`); None: at once.
     """
     graphdef, backbone, statistics = nnx.split(model, nnx.Param, ...)
     if weights is not None:
@@ -85,7 +80,8 @@ def initial_state(
             objective_state=objective_state,
         )
 
-    return graphdef, build(start, backbone, statistics, objective.init_state())
+    arguments = (backbone, statistics, objective.init_state())
+    return graphdef, build(start, *arguments) if build else start(*arguments)
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
