@@ -1,4 +1,4 @@
-"""Draws figures of RESULTS.md from the tables above them: the same rows, names and numbers.
+"""Draws figures of RESULTS.md and its appendix from the tables above them: the same rows and names.
 
     python docs/result_figures.py
 
@@ -9,95 +9,166 @@ single seeds, too, in the folder of the runs.
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from experiments.reporting import style
 from experiments.storage import write_picture
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+
+
+class Picture(NamedTuple):
+    """What a figure shows of a table."""
+
+    section: str
+    """Heading of the section; the table is the first there whose headings have `common`."""
+    common: str
+    """What the headings of the columns have in common, or the heading of the first column."""
+    title: str
+    over: str | None = "pairs of runs"
+    """What the intervals of differences are over; None for means over seeds."""
+    names: int = 1
+    """How many columns name a row."""
+    transposed: bool = False
+    """Whether the methods are the columns of the table."""
+
+
 FIGURES = {
-    "integration-differences-800": (
+    "integration-differences-800": Picture(
         "The gradient through the projection: eight pairs, d = 640, 800 steps",
         "− sum",
-        "Differences to the sum SCE+NCA on novel classes of the icons, 800 steps, d = 640",
+        "Novel classes of the icons, 800 steps: differences to the sum",
     ),
-    "integration-differences-3200": (
+    "integration-differences-3200": Picture(
         "Four times as long: eight pairs, 3,200 steps",
         "− sum",
-        "Differences to the sum SCE+NCA on novel classes of the icons, 3,200 steps, d = 640",
+        "Novel classes of the icons, 3,200 steps: differences to the sum",
     ),
-    "sphere-differences": (
+    "metric-losses-differences": Picture(
+        "Other metric losses",
+        "⊕ − +",
+        "Novel classes of the icons: direct sum (⊕) minus sum (+)",
+    ),
+    "groups-grouping": Picture(
+        "How features are grouped",
+        "difference to",
+        "Test error of group softmax on 25 classes (lower is better)",
+        over="subsets of classes",
+    ),
+    "sphere-differences": Picture(
         "Against both learnable baselines, d = 50",
         "dynamic − this",
         "Hyperspherical classification of the icons, d = 50: dynamic minus each other method",
     ),
-    "longtail-fresh": (
-        "Six fresh seeds for dynamic, static and fixed-ce",
-        "",
-        "Long tail of the icons: dynamic minus each other method",
+    "longtail-differences": Picture(
+        "Long tail: three pairs",
+        "dynamic − this",
+        "Long tail of the icons, three pairs: dynamic minus each other method",
     ),
-    "kanji": ("Eight losses", "mAP@", "Multi-label losses on kanji: mean average precision"),
-    "kanji-differences": (
-        "Eight losses",
-        "this − two-way",
-        "Multi-label losses on kanji: each loss minus the two-way loss",
+    "longtail-fresh": Picture(
+        "Six fresh seeds for dynamic, static and fixed-ce",
+        "dynamic − this",
+        "Long tail of the icons, six pairs: dynamic minus each other method",
+    ),
+    "kanji": Picture(
+        "Eight losses", "mAP@", "Multi-label losses on kanji: mean average precision", over=None
+    ),
+    "kanji-differences": Picture(
+        "Eight losses", "this − two-way", "Multi-label losses on kanji: each loss minus two-way"
+    ),
+    "kanji-temperature": Picture(
+        "Temperature and margin of the two-way loss",
+        "this − the author's",
+        "Two-way loss on kanji: each setting minus the author's, T_P = 4 and ε = 0",
+        names=2,
+    ),
+    "margin-differences": Picture(
+        "Five pairs, 25 base classes",
+        "difference to m = 0",
+        "Pre-training with a margin m, 25 base classes of the icons: differences to m = 0",
+        names=2,
+    ),
+    "fine-tuning-margin": Picture(
+        "Margin of the fine-tuning",
+        "− (m = 0)",
+        "Fine-tuning with a margin m, validation classes of the icons: differences to m = 0",
+        over="the episodes of one run",
+        transposed=True,
     ),
 }
-"""For each file: heading of the section, what its columns have in common, and the title."""
 
 _NUMBER = re.compile(r"([+−]?[\d.]+) ± ([\d.]+)")
+_VALUE = re.compile(r"−?[\d.]+").fullmatch
 
 
-def read_table(text: str, heading: str) -> tuple[list[str], dict[str, list[str]]]:
-    """The headings of the first table below a heading, and its rows by the name in front."""
-    section = text.partition(f"# {heading}\n")[2]
-    lines = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)[0].splitlines()
-    columns, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    rows, last = {}, ""
-    for name, *cells in body:
-        last = f"{last}, {name[2:]}" if name.startswith("– ") else name  # Of the method above.
-        rows[last] = cells
-    return columns[1:], rows
-
-
-def draw(name: str, heading: str, common: str, title: str) -> None:
-    """Draws and writes one figure."""
-    text = (EXPERIMENTS / "RESULTS.md").read_text(encoding="utf-8")
-    columns, rows = read_table(text, heading)
-    differs = "−" in common or "minus" in title
+def read_table(picture: Picture) -> tuple[list[str], dict[str, list[str]]]:
+    """The headings of the columns that a figure shows, and its rows by their names."""
+    texts = [
+        (EXPERIMENTS / name).read_text(encoding="utf-8")
+        for name in ("RESULTS.md", "RESULTS_APPENDIX.md")
+    ]
+    sections = re.split(r"^#+ ", "\n".join(texts), flags=re.MULTILINE)
+    own = "\n".join(text for text in sections if text.startswith(f"{picture.section}\n"))
+    tables = re.findall(r"(?:^\|.*\n)+", own, re.MULTILINE)
+    table = next(table for table in tables if picture.common in table)
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    del table[1]
+    if picture.transposed:
+        table = [list(column) for column in zip(*table, strict=True)]
+    headings, *body = table
+    common = "" if picture.common == headings[0] else picture.common
     shown = [
         number
-        for number, column in enumerate(columns)
-        if common in column and (differs or "−" not in column)
-        if any(_NUMBER.search(cells[number]) for cells in rows.values())
+        for number, heading in enumerate(headings)
+        if number >= picture.names and common in heading and ("−" not in heading or picture.over)
+        if any(_NUMBER.search(cells[number]) for cells in body)
     ]
-    rows = {row: of for row, of in rows.items() if _NUMBER.search(of[shown[0]])}
-    height = 0.55 + 0.3 * len(rows)
+    rows, last = {}, ""
+    for cells in body:
+        parts = zip(headings[: picture.names], cells, strict=False)
+        named = [f"{of.split()[0]} = {cell}" if _VALUE(cell) else cell for of, cell in parts]
+        name = ", ".join(named).replace("`", "")
+        last = f"{last}, {name[2:]}" if name.startswith("– ") else name  # Of the method above.
+        if any(_NUMBER.search(cells[number]) for number in shown):
+            rows[last] = [cells[number] for number in shown]
+    return [headings[number].replace(f"{picture.common}: ", "") for number in shown], rows
+
+
+def draw(name: str, picture: Picture) -> None:
+    """Draws and writes one figure."""
+    headings, rows = read_table(picture)
+    columns = 2 if len(headings) == 4 else min(3, len(headings))
+    lines = -(-len(headings) // columns)
     figure = style.new_figure(
-        1.2 + 0.075 * max(map(len, rows)) + 2.1 * min(3, len(shown)),
-        height * -(-len(shown) // 3),
-        title=title,
-        caption="Means and 95 % intervals over pairs of runs. Filled: the interval excludes 0."
-        if differs
+        1.2 + 0.075 * max(map(len, rows)) + 2.1 * columns,
+        (0.55 + 0.3 * len(rows)) * lines,
+        title=picture.title,
+        caption=f"Means and 95 % intervals over {picture.over}. Filled: the interval excludes 0."
+        if picture.over
         else "Means and standard deviations over the seeds. Filled: the best of its column.",
     )
-    for place, number in enumerate(shown):
-        panel = figure.add_subplot(-(-len(shown) // 3), min(3, len(shown)), place + 1)
-        for y, cells in enumerate(cells[number] for cells in rows.values()):
-            value, bar = (float(part.replace("−", "-")) for part in _NUMBER.findall(cells)[0])
-            ground = style.BLUE if "**" in cells else "white"
+    for place, heading in enumerate(headings):
+        panel = figure.add_subplot(lines, columns, place + 1)
+        panel.locator_params(axis="x", nbins=5, steps=[1, 2, 5, 10])
+        for y, cells in enumerate(rows.values()):
+            if not (numbers := _NUMBER.findall(cells[place])):
+                continue
+            value, bar = (float(part.replace("−", "-")) for part in numbers[0])
+            filled = "**" in cells[place] or (picture.over and abs(value) > bar)
+            ground = style.BLUE if filled else "white"
             marker = {"marker": "o", "markersize": 5, "markerfacecolor": ground}
             panel.errorbar(value, y, xerr=bar, color=style.BLUE, elinewidth=1.6, **marker)
-        panel.set_title(columns[number].replace(f"{common}: ", ""), size=style.MEDIUM)
-        panel.set_yticks(range(len(rows)), rows if place % 3 == 0 else [""] * len(rows))
+        panel.set_title(heading, size=style.MEDIUM)
+        panel.set_yticks(range(len(rows)), rows if place % columns == 0 else [""] * len(rows))
         panel.set_ylim(len(rows) - 0.5, -0.5)
         panel.tick_params(axis="y", length=0)
-        panel.set_xlabel("points" if differs else "%")
+        panel.set_xlabel("points" if picture.over else "%")
         style.style_axes(panel)
-        if differs:
+        if picture.over:
             panel.axvline(0, color=style.INK, linewidth=0.9, zorder=1)
     write_picture(EXPERIMENTS / "figures" / f"{name}.png", figure)
 
 
 if __name__ == "__main__":
-    for file, texts in FIGURES.items():
-        draw(file, *texts)
+    for file, picture in FIGURES.items():
+        draw(file, picture)
