@@ -89,7 +89,7 @@ def test_figures_have_every_row_of_their_table():
         assert all(rows)
     rows = tables["integration-differences-3200"][1]
     assert {"direct sum, as written", "direct sum, stopped, second rate"} <= set(rows)
-    assert "rml" in tables["kanji"][1]
+    assert "RML" in tables["kanji"][1]
     assert "loose, random" in tables["groups-grouping"][1]
     assert "cosines, m = −0.05" in tables["margin-differences"][1]
     assert "T_P = 4, ε = 2" in tables["kanji-temperature"][1]
