@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import sys
 from importlib.metadata import files
 from pathlib import Path
@@ -168,6 +169,14 @@ def choose_compilation(app, docname, source):
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0" if "notebooks/" in docname else _quick
 
 
+def mark_resolution(app, pagename, templatename, context, doctree):
+    """Pictures of results and notebooks have two pixels to a point."""
+    if "body" in context:
+        picture = r'src="([^"]*_images/[^"]*(?<!_thumb)\.png)" (?!srcset)'
+        context["body"] = re.sub(picture, r'\g<0>srcset="\1 2x" ', context["body"])
+
+
 def setup(app):
-    """Runs before the code of a page."""
+    """Runs before the code of a page, and after it is a page."""
     app.connect("source-read", choose_compilation)
+    app.connect("html-page-context", mark_resolution)

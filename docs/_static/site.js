@@ -29,12 +29,13 @@ function improve() {
   }
 }
 
-// A formula that is a little too wide is set smaller.
+// A formula that is a little too wide is set smaller, in steps: browsers round the size of letters.
 function fitFormulas() {
   for (const formula of document.querySelectorAll("mjx-container[display]")) {
     formula.style.fontSize = "";
-    const ratio = formula.clientWidth / formula.scrollWidth;
-    if (ratio < 1) formula.style.fontSize = `${Math.max(0.75, 0.98 * ratio) * 100}%`;
+    for (let size = 95; size >= 75 && formula.scrollWidth > formula.clientWidth; size -= 5) {
+      formula.style.fontSize = `${size}%`;
+    }
   }
 }
 
