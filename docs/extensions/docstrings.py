@@ -101,7 +101,13 @@ def process(app: Sphinx, what: str, name: str, obj: object, options: object, lin
     drawn = _DRAWN_BY.get(name, name)
     examples = Path(app.srcdir) / "auto_gallery" / "backreferences" / f"{drawn}.examples"
     if what == "function" and examples.is_file() and examples.stat().st_size:
-        lines += ["", ".. rubric:: Pictures", "", f".. minigallery:: {drawn}", ""]
+        # A page shows a picture once, and then links to it.
+        pictures = set(re.findall(r":doc:`\S+`", examples.read_text(encoding="utf-8")))
+        shown = app.env.temp_data.setdefault("pictures", set())
+        links = " · ".join(sorted(pictures))
+        gallery = f".. minigallery:: {drawn}" if pictures - shown else links
+        lines += ["", ".. rubric:: Pictures", "", gallery, ""]
+        shown |= pictures
 
 
 def list_public_names(app: Sphinx, docname: str, source: list[str]):
