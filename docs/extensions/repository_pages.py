@@ -16,7 +16,7 @@ REPOSITORY = "https://github.com/jaxloss/jaxloss/blob/main/"
 PAGES = {
     "CHANGELOG.md": "changelog",
     "CONTRIBUTING.md": "contributing",
-    "docs/api.md": "api",
+    "docs/api_experiments.md": "api_experiments",
     "docs/coming_from.md": "coming_from",
     "docs/coming_from_others.md": "coming_from_others",
     "docs/devices.md": "devices",
