@@ -112,6 +112,6 @@ axes[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
 for axis in axes:
     axis.set(xlabel="direction", xticks=(1, 5, 10, 16))
     axis.axvspan(num_classes + 0.5, dim + 0.7, color="0.95", zorder=0, linewidth=0)
-axes[0].text(num_classes + 0.8, 2.9, "unused by\nthe classifier", fontsize=8, va="top", color="0.3")
+axes[0].text(11, 2.9, "unused\nby the\nclassifier", fontsize=8, va="top", color="0.3")
 figure.suptitle("What the direct and the spectral sum leave to the metric loss")
 plt.show()

@@ -85,7 +85,7 @@ for (title, (weights, options)), style in zip(
     loss = label_losses(weights, scale=10.0, **options)[0]
     axis.plot(degrees[from_own] - 90, loss[from_own], style, label=title)
 axis.axhline(np.log(2), color="0.75", linewidth=1, zorder=0)
-axis.text(0, np.log(2) + 0.15, "log 2", fontsize=8, color="0.4")
+axis.text(1, np.log(2) + 0.15, "log 2", fontsize=8, color="0.4")
 axis.set(xlabel="angle to the direction of the label, degrees", ylabel="loss, scale 10")
 axis.set(xlim=(0, 90), ylim=(0, 8), xticks=range(0, 91, 15))
 axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))

@@ -35,19 +35,19 @@ losses = {
     "Triplet with hard mining": partial(jaxloss.triplet_loss, margin=0.3),
     "Multi-similarity": partial(jaxloss.multi_similarity_loss, negative_scale=10.0),
     "Circle": partial(jaxloss.circle_loss, scale=4.0),
-    "Proxy anchor": partial(jaxloss.proxy_anchor_loss, scale=4.0),
+    "Proxy Anchor": partial(jaxloss.proxy_anchor_loss, scale=4.0),
 }
 
 # %%
 # The losses have different scales, so we choose each learning rate such that the longest first step
-# has the same length. The proxies of proxy anchor are parameters and move, too.
+# has the same length. The proxies of Proxy Anchor are parameters and move, too.
 
 
 def descend(name, num_steps=60, first_step=0.1):
     """Returns the points before each step, and the proxies."""
 
     def loss(points, proxies):
-        more = (proxies,) if name == "Proxy anchor" else ()
+        more = (proxies,) if name == "Proxy Anchor" else ()
         return losses[name](points, labels, *more)
 
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
@@ -73,7 +73,7 @@ def make_panels():
         axis.plot(0, 0, "+", color="0.6", markersize=6)
         axis.set(aspect="equal", xlim=(-1.5, 1.5), ylim=(-1.5, 1.3), xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
-    stars = [path[1] if name == "Proxy anchor" else None for name, path in paths.items()]
+    stars = [path[1] if name == "Proxy Anchor" else None for name, path in paths.items()]
     return figure, zip(axes.flat, (path[0] for path in paths.values()), stars, strict=True)
 
 

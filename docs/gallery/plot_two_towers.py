@@ -4,7 +4,7 @@ Two towers: a matrix that becomes a diagonal
 
 Two towers embed pairs, such as images and captions. Entry (i, j) of the matrix of cosines compares
 query i with key j. Both losses raise its diagonal and lower the rest: InfoNCE by a softmax over
-each row and column, the sigmoid loss by a yes or no for each entry.
+each row and column, SigLIP by a yes or no for each entry.
 """
 
 import jax
@@ -16,7 +16,7 @@ import jaxloss
 
 # %%
 # Sixteen pairs, with a linear tower for each side. The inputs of a pair share a part and have noise
-# of their own. InfoNCE learns log(1/T), and the sigmoid loss its scale and its bias.
+# of their own. InfoNCE learns log(1/T), and SigLIP its scale and its bias.
 
 rng = np.random.default_rng(0)
 shared = rng.normal(size=(16, 12))
@@ -30,15 +30,15 @@ def info_nce(queries, keys, numbers):
     return jaxloss.info_nce_loss(queries, keys, temperature=jnp.exp(-numbers[0]))
 
 
-def sigmoid(queries, keys, numbers):
-    """The sigmoid loss with a scale and a bias that are learned."""
+def siglip(queries, keys, numbers):
+    """SigLIP with a scale and a bias that are learned."""
     scale, bias = jnp.exp(numbers[0]), numbers[1]
     return jaxloss.sigmoid_contrastive_loss(queries, keys, scale=scale, bias=bias)
 
 
 losses = {
     "InfoNCE": (info_nce, jnp.log(jnp.array([5.0, 1.0]))),
-    "Sigmoid": (sigmoid, jnp.array([jnp.log(5.0), -5.0])),
+    "SigLIP": (siglip, jnp.array([jnp.log(5.0), -5.0])),
 }
 
 
@@ -81,8 +81,8 @@ figure.suptitle("The cosines of all queries and keys become a diagonal")
 plt.show()
 
 # %%
-# The same runs in numbers. InfoNCE compares a pair with its rivals of the same row and column. The
-# sigmoid loss compares every cosine with one threshold, −bias / scale.
+# The same runs in numbers. InfoNCE compares a pair with its rivals of the same row and column.
+# SigLIP compares every cosine with one threshold, −bias / scale.
 
 figure, axes = plt.subplots(1, 2, figsize=(7.5, 2.9), sharey=True)
 diagonal = np.eye(16, dtype=bool)
@@ -95,6 +95,6 @@ for axis, (name, cosines) in zip(axes, runs.items(), strict=True):
         axis.text(305, values[-1].mean(), label, color=color, va="center")
     axis.set_title(name)
     axis.set(xlabel="step", xlim=(0, 300), ylim=(-1, 1))
-axes[0].set_ylabel("cosine: mean, 10% to 90%")
+axes[0].set_ylabel("cosine: mean, 10 % to 90 %")
 figure.suptitle("Cosines of pairs and of all others during training")
 plt.show()
