@@ -39,7 +39,7 @@ def proxy_anchor_loss(
     reduction: Literal["mean", "sum"] = "mean",
     axis_name: AxisName | None = None,
 ) -> Float[Array, ""]:
-    r"""Proxy anchor loss: each proxy pulls its hardest positives and pushes its hardest negatives.
+    r"""Proxy Anchor loss: each proxy pulls its hardest positives and pushes its hardest negatives.
 
     .. math:: \ell =
        \mathrm{mean}_{c ∈ C_+} \log\Big(1 + \sum_{y_i = c} s_i e^{-β (z_{ic} - δ)}\Big)
