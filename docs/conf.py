@@ -177,6 +177,6 @@ def mark_resolution(app, pagename, templatename, context, doctree):
 
 
 def setup(app):
-    """Runs before the code of a page, and after it is a page."""
+    """Connects to what happens to a page: it is read, and its code runs; it is written."""
     app.connect("source-read", choose_compilation)
     app.connect("html-page-context", mark_resolution)
