@@ -1,4 +1,4 @@
-# The two commands of the README are `make train` and `make test`; both start from a fresh clone.
+# The commands of the README are `make train`, `make test` and `make quick`; each starts from a fresh clone.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
