@@ -140,7 +140,7 @@ def prepare_and_count(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
     config, protocol = plan.config, plan.protocol
     counts_by_split = protocol.counts_by_split(folders)
     training_counts = counts_by_split[protocol.splits[0]]
-    # Multi-label images are not drawn by class: `counts_by_split` has checked the size of a batch.
+    # Multi-label images are not drawn by class: `parts` has checked the size of a batch.
     if not is_multi_label(config.data.name):
         index = index_classes(labels_of(training_counts))
         draw_batch(  # Raises if the data cannot give a batch.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from experiments.config import Folders
+from experiments.errors import ConfigError
 
 if TYPE_CHECKING:  # Loading data imports this module, but not JAX.
     from jax import Array
@@ -64,6 +65,15 @@ class ImageSet:
     labels, int8 [n, C]: 1, 0, or −1 where that is unknown."""
     class_names: tuple[str, ...]
     """The name of every label."""
+
+
+class Part(NamedTuple):
+    """The images of one split of a protocol."""
+
+    counts: np.ndarray
+    """int64 [C], those of every class or with every label."""
+    load: Callable[[], ImageSet]
+    """Reads them."""
 
 
 class Metric(NamedTuple):
@@ -178,11 +188,9 @@ class Protocol(NamedTuple):
 
     splits: tuple[str, str, str]
     """The splits for training, validation and evaluation."""
-    load: Callable[[Folders, str], ImageSet]
-    """The images of one of the splits."""
-    counts_by_split: Callable[[Folders], Mapping[str, np.ndarray]]
-    """The number of images of every class, for every available split. Reads no prepared image.
-    Raises a `ConfigError` where the data cannot be counted, or has fewer images than a batch."""
+    parts: Callable[[Folders], Mapping[str, Part]]
+    """Every available split; there may be more than `splits`. Reads no prepared image. Raises a
+    `ConfigError` where the data cannot be counted, or has fewer images than a batch."""
     check_data: Callable[[int, Mapping[str, np.ndarray]], None]
     """Raises a `ConfigError` unless a run with so many features and such class counts can be
     trained and evaluated."""
@@ -212,3 +220,16 @@ class Protocol(NamedTuple):
     """In a grid with a baseline, a run has these metrics, too."""
     classes_are_images: bool = False
     """Whether every training image is a class, so that the data alone has their number."""
+    absent: str = "no images are held out for {split}; set data.holdout"
+    """The error where the data lacks a `{split}`; it has `{splits}`."""
+
+    def counts_by_split(self, folders: Folders) -> dict[str, np.ndarray]:
+        """The number of images of every class, for every available split."""
+        return {split: part.counts for split, part in self.parts(folders).items()}
+
+    def load(self, folders: Folders, split: str) -> ImageSet:
+        """The images of a split; a `ConfigError` if there are none."""
+        parts = self.parts(folders)
+        if split not in parts:
+            raise ConfigError(self.absent.format(split=split, splits=", ".join(parts)))
+        return parts[split].load()

@@ -62,7 +62,8 @@ def evaluate_run_linear(
     preparation = _preparation(config.data, data.name, shape)
     check_config(preparation, "data.")
     features_of = build_features(run.graphdef, preparation)
-    images = [classification.load(data, folders, part) for part in SPLITS]
+    parts = classification.parts(data, folders)
+    images = [parts[split].load() for split in SPLITS]
     result = evaluate_linear(
         *(Labelled(features_of(run.state, part.images), part.labels) for part in images)
     )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments.config import DataConfig, Folders, Pixels, Ratio, Seed, Share
-from experiments.contracts import ImageSet, Metric, Objective, Outputs, Problem, Protocol, measured
+from experiments.contracts import Metric, Objective, Outputs, Part, Problem, Protocol, measured
 from experiments.data.builders import is_multi_label, split_names
 from experiments.data.pipeline import class_names, load_split, stored_counts
 from experiments.data.selection import Selection, labels_of, select
@@ -103,8 +103,7 @@ def build(
 
     return Protocol(
         splits=SPLITS,
-        load=partial(load, data),
-        counts_by_split=partial(counts_by_split, data),
+        parts=partial(parts, data),
         check_options=check_options,
         check_data=partial(check_data, data),
         objective=objective,
@@ -131,23 +130,49 @@ def stored_splits(name: str) -> tuple[str, str | None]:
     return "train", "validation"
 
 
-def load(data: ClassificationData, folders: Folders, split: str) -> ImageSet:
-    """The selected images for training, validation or test."""
-    own, test = stored_splits(data.name)
-    chosen = _select(data, folders)[0]
-    if split not in chosen.rows:
-        raise ConfigError(f"no images are held out for {split}; set data.holdout")
-    stored = test if test and split == "test" else own
-    return chosen.renumber(load_split(data.name, stored, rows=chosen.rows[split], **vars(folders)))
+def parts(data: ClassificationData, folders: Folders) -> dict[str, Part]:
+    """The selected images for training, test and, if any are held out, validation."""
+    name, split, splits = data.name, data.class_split, split_names(data.name)
+    joined, test = stored_splits(name)
+    if split != "all" and (split not in splits or "novel" not in splits):
+        raise ConfigError(
+            f"{name} does not hold {split} classes out: it has the splits {', '.join(splits)}; "
+            "choose all classes"
+        )
+    stored = stored_counts(name, **vars(folders))
+    own = joined.split("+")
+    counts = [stored[part] for part in own]
+    labels = labels_of(np.concatenate(counts) if test is None else np.sum(counts, axis=0))
+    test_labels = None if test is None else labels_of(stored[test])
+    among = None
+    if split != "all":
+        # The labels that the classes of a split have among those of the joined splits.
+        before = sum(len(stored[part]) for part in own[: own.index(split)])
+        among = before + np.arange(len(stored[split]))
+    chosen = select(
+        labels,
+        test_labels=test_labels,
+        among=among,
+        classes=data.classes,
+        samples_per_class=data.samples_per_class,
+        imbalance=data.imbalance,
+        tail_from=data.tail_from,
+        holdout=data.holdout,
+        subset_seed=data.subset_seed,
+        names=class_names(name, joined, **vars(folders)),
+    )
+    found = {part: selected(chosen, part, labels, name, joined, folders) for part in chosen.rows}
+    if test is not None and test_labels is not None:
+        found["test"] = selected(chosen, "test", test_labels, name, test, folders)
+    return found
 
 
-def counts_by_split(data: ClassificationData, folders: Folders) -> Mapping[str, np.ndarray]:
-    """The number of images of every class for training, validation and test."""
-    chosen, own, test = _select(data, folders)
-    return {
-        split: chosen.counts(test if split == "test" and test is not None else own, split)
-        for split in chosen.rows
-    }
+def selected(
+    chosen: Selection, split: str, labels: np.ndarray, name: str, stored: str, folders: Folders
+) -> Part:
+    """The chosen images of a split, which are rows of a stored one with ascending labels."""
+    read = partial(load_split, name, stored, rows=chosen.rows[split], **vars(folders))
+    return Part(chosen.counts(labels, split), lambda: chosen.renumber(read()))
 
 
 def check_data(
@@ -165,37 +190,3 @@ def describe_data(data: ClassificationData) -> dict[str, Any]:
     options = *ClassificationData.__annotations__, "mixup", "cutmix"
     default = ClassificationData()
     return {o: vars(data)[o] for o in options if vars(data)[o] != vars(default)[o]}
-
-
-def _select(
-    data: ClassificationData, folders: Folders
-) -> tuple[Selection, np.ndarray, np.ndarray | None]:
-    """The selection, and the labels that its rows index: of stored and of separate test images."""
-    name, split, splits = data.name, data.class_split, split_names(data.name)
-    joined, test = stored_splits(name)
-    if split != "all" and (split not in splits or "novel" not in splits):
-        raise ConfigError(
-            f"{name} does not hold {split} classes out: it has the splits {', '.join(splits)}; "
-            "choose all classes"
-        )
-    stored = stored_counts(name, **vars(folders))
-    parts = joined.split("+")
-    counts = [stored[part] for part in parts]
-    own = labels_of(np.concatenate(counts) if test is None else np.sum(counts, axis=0))
-    of_test = None if test is None else labels_of(stored[test])
-    among = None
-    if split != "all":
-        # The labels that the classes of a split have among those of the joined splits.
-        before = sum(len(stored[part]) for part in parts[: parts.index(split)])
-        among = before + np.arange(len(stored[split]))
-    option_names = (
-        "classes",
-        "samples_per_class",
-        "imbalance",
-        "tail_from",
-        "holdout",
-        "subset_seed",
-    )
-    options: Any = {option: vars(data)[option] for option in option_names}
-    options["names"] = class_names(name, joined, **vars(folders))
-    return select(own, test_labels=of_test, among=among, **options), own, of_test

@@ -80,10 +80,8 @@ def build(config: FewShotConfig) -> Protocol:
     data, loss, evaluation = config.data, config.loss, config.evaluation
     return Protocol(
         splits=SPLITS,
-        load=partial(few_shot_data.load, data),
-        counts_by_split=lambda folders: {
-            split: part.counts for split, part in few_shot_data.parts(data, folders).items()
-        },
+        parts=partial(few_shot_data.parts, data),
+        absent=absent(data.name),
         check_data=partial(check_data, data.name, loss, evaluation),
         objective=partial(objective, loss),
         validation_metric=Metric("1-shot accuracy"),
@@ -102,6 +100,11 @@ def build(config: FewShotConfig) -> Protocol:
         compares_samples=terms(loss.name).metric is not None,
         diagnose=partial(diagnose, loss),
     )
+
+
+def absent(name: str) -> str:
+    """The error where a data set has no validation classes."""
+    return f"{name} has no {{split}} classes; it has {{splits}}"
 
 
 def check_episodes(

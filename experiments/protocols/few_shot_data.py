@@ -9,19 +9,19 @@ all of novel ones for evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
 
 import numpy as np
 
 from experiments.config import DataConfig, Folders, Pixels, Seed
-from experiments.contracts import ImageSet
+from experiments.contracts import Part
 from experiments.data.builders import builder_class, split_names
-from experiments.data.pipeline import load_split, stored_counts
+from experiments.data.pipeline import class_names, load_split, stored_counts
 from experiments.data.selection import Selection, labels_of, select
 from experiments.errors import ConfigError
-from experiments.protocols.classification import stored_splits
+from experiments.protocols.classification import selected, stored_splits
 
 
 @dataclass(frozen=True)
@@ -35,33 +35,6 @@ class FewShotData(DataConfig):
     """Seed that chooses these classes; 0 if all are used."""
 
 
-class Part(NamedTuple):
-    """The images of a split of a protocol."""
-
-    name: str
-    """The data set."""
-    stored: str
-    """Its split or splits."""
-    counts: np.ndarray
-    """int64 [C], the images of every class."""
-    chosen: Selection | None = None
-    """The classes and images; None: all of them."""
-    rows: str = ""
-    """Which rows of `chosen`."""
-
-    @property
-    def classes(self) -> np.ndarray:
-        """int64 [C], the stored labels of the classes."""
-        return np.arange(len(self.counts)) if self.chosen is None else self.chosen.classes
-
-    def load(self, folders: Folders) -> ImageSet:
-        """The images, with labels from 0 to C−1."""
-        if self.chosen is None:
-            return load_split(self.name, self.stored, **vars(folders))
-        rows = self.chosen.rows[self.rows]
-        return self.chosen.renumber(load_split(self.name, self.stored, rows=rows, **vars(folders)))
-
-
 def holds_classes_out(name: str) -> bool:
     """Whether a data set has splits of base and novel classes."""
     return {"base", "novel"} <= set(split_names(name))
@@ -72,25 +45,16 @@ def test_split(name: str) -> str | None:
     return None if holds_classes_out(name) else stored_splits(name)[1]
 
 
-def held_out_counts(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
-    """The images of every class, by split, of a data set that must hold classes out."""
-    if not holds_classes_out(name):
-        raise ConfigError(
-            f"data.name = {name} has the splits {', '.join(split_names(name))}, and few-shot "
-            "evaluation needs base and novel classes"
-        )
-    return stored_counts(name, **vars(folders))
-
-
 def check_base_classes(data: FewShotData, novel: str = "") -> None:
     """Checks that there are enough classes; `novel` is as in `parts`."""
     classes, number = builder_class(data.name).SPEC.classes, _number_of_base_classes(data, novel)
     drawn = not holds_classes_out(data.name)
-    if drawn and not novel and not number:
+    if not holds_classes_out(novel or data.name) and (novel or not number):
         raise ConfigError(
-            f"data.name = {data.name} has the splits {', '.join(classes)}, and few-shot "
-            "evaluation needs base and novel classes; set data.base_classes, so that the others "
-            "are novel"
+            f"{'data.novel' if novel else 'data.name'} = {novel or data.name} has the splits "
+            f"{', '.join(split_names(novel or data.name))}, and few-shot evaluation needs base and "
+            "novel classes"
+            + ("" if novel else "; set data.base_classes, so that the others are novel")
         )
     available = sum(classes.get(split, 0) for split in _base_splits(data.name, novel).split("+"))
     if drawn:
@@ -109,28 +73,25 @@ def _number_of_base_classes(data: FewShotData, novel: str) -> int:
     return (builder_class(data.name).SPEC.classes["train"] + 1) // 2
 
 
-def load(data: FewShotData, folders: Folders, split: str, **options: Any) -> ImageSet:
-    """The images of a split; options are those of `parts`."""
-    found = parts(data, folders, **options)
-    if split not in found:
-        raise ConfigError(f"{data.name} has no {split} classes; it has {', '.join(found)}")
-    return found[split].load(folders)
-
-
 def parts(
-    data: FewShotData, folders: Folders, *, holdout: float = 0.0, novel: str = ""
+    data: FewShotData,
+    folders: Folders,
+    *,
+    holdout: float = 0.0,
+    novel: str = "",
+    base_test: str = "",
 ) -> dict[str, Part]:
     """The images of `base` and `novel`, and of `validation` and `held-out` if there are any.
 
     The images of `held-out` are those of base classes that are not for training. With `holdout`,
-    they are this fraction of every base class. The validation and novel classes are those of the
-    data set `novel`, or of `data.name`, of which otherwise all classes are base classes.
+    they are this fraction of every base class; with `base_test`, the test images of that data set.
+    The validation and novel classes are those of the data set `novel`, or of `data.name`, of which
+    otherwise all classes are base classes.
     """
     check_base_classes(data, novel)
-    name, own = data.name, _base_splits(data.name, novel)
+    name, own, test = data.name, _base_splits(data.name, novel), test_split(data.name)
     stored = stored_counts(name, **vars(folders))
     counts = [stored[part] for part in own.split("+")]
-    test = test_split(name)
     labels = labels_of(
         np.concatenate(counts) if holds_classes_out(name) else np.sum(counts, axis=0)
     )
@@ -143,24 +104,46 @@ def parts(
         holdout=holdout,
         option="data.base_classes",
     )
-
-    def part(rows: str) -> Part:
-        return Part(name, own, chosen.counts(labels, rows), chosen, rows)
-
-    found = {"base": part("train")}
+    found = {"base": selected(chosen, "train", labels, name, own, folders)}
     if novel or holds_classes_out(name):
-        of_novel = held_out_counts(novel or name, folders)
-        others = [split for split in of_novel if split != "base"]
-        found |= {split: Part(novel or name, split, of_novel[split]) for split in others}
+        others = stored_counts(novel or name, **vars(folders))
+        found |= {
+            split: Part(counts, partial(load_split, novel or name, split, **vars(folders)))
+            for split, counts in others.items()
+            if split != "base"
+        }
     else:
         classes, from_labels = np.setdiff1d(labels, chosen.classes), test_labels if test else labels
         left = Selection(classes, {"test": np.flatnonzero(np.isin(from_labels, classes))})
-        found["novel"] = Part(name, test or own, left.counts(from_labels, "test"), left, "test")
-    if holdout:
-        found["held-out"] = part("validation")
+        found["novel"] = selected(left, "test", from_labels, name, test or own, folders)
+    if base_test:
+        every = class_names(name, own, **vars(folders))
+        names = tuple(every[label] for label in chosen.classes)
+        found["held-out"] = _other_images(name, names, base_test, folders)
+    elif holdout:
+        found["held-out"] = selected(chosen, "validation", labels, name, own, folders)
     elif test:
-        found["held-out"] = Part(name, test, chosen.counts(test_labels, "test"), chosen, "test")
+        found["held-out"] = selected(chosen, "test", test_labels, name, test, folders)
     return found
+
+
+def _other_images(name: str, names: tuple[str, ...], base_test: str, folders: Folders) -> Part:
+    """The test images of another data set of the base classes of `name`, by their names."""
+    stored = class_names(base_test, "test", **vars(folders))
+    if missing := set(names) - set(stored):
+        raise ConfigError(
+            f"data.base_test = {base_test} lacks {len(missing)} of the {len(names)} base "
+            f"classes of {name}, such as {min(missing)}; prepare both from archives that name "
+            "classes alike, or set data.holdout instead"
+        )
+    numbers = {name: number for number, name in enumerate(names)}
+    positions = np.array([numbers.get(name, -1) for name in stored], np.int32)
+    labels = np.repeat(positions, stored_counts(base_test, **vars(folders))["test"])
+    rows = np.flatnonzero(labels >= 0)
+    read = partial(load_split, base_test, "test", rows=rows, **vars(folders))
+    own = {"labels": labels[rows], "class_names": names}
+    counts = np.bincount(labels[rows], minlength=len(names))
+    return Part(counts, lambda: dataclasses.replace(read(), **own))
 
 
 def _base_splits(name: str, novel: str) -> str:

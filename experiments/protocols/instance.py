@@ -8,7 +8,6 @@ et al., CosFace, CVPR 2018 (the margin).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
@@ -17,7 +16,7 @@ import numpy as np
 
 import jaxloss
 from experiments.config import Folders, NamedLoss, Positive, TrainConfig, to_dict
-from experiments.contracts import ImageSet, Loss, Metric, Objective, Problem, Protocol
+from experiments.contracts import ImageSet, Loss, Metric, Objective, Part, Problem, Protocol
 from experiments.protocols import few_shot, few_shot_data
 from experiments.protocols.few_shot import FewShotEvaluation
 from experiments.protocols.few_shot_data import FewShotData
@@ -52,8 +51,8 @@ def build(config: InstanceConfig) -> Protocol:
     evaluation, name = config.evaluation, config.data.name
     return Protocol(
         splits=few_shot.SPLITS,
-        load=partial(load, config.data),
-        counts_by_split=partial(counts_by_split, config.data),
+        parts=partial(parts, config.data),
+        absent=few_shot.absent(name),
         check_data=lambda num_features, counts: few_shot.check_episodes(name, evaluation, counts),
         objective=partial(objective, config.loss),
         validation_metric=Metric("1-shot accuracy"),
@@ -73,23 +72,18 @@ def build(config: InstanceConfig) -> Protocol:
     )
 
 
-def load(data: FewShotData, folders: Folders, split: str) -> ImageSet:
-    """The images of a split, each of the base ones with a label of its own."""
-    images = few_shot_data.load(data, folders, split)
-    if split != "base":
-        return images
-    names = (images.class_names[label] for label in images.labels)
-    return dataclasses.replace(
-        images,
-        labels=np.arange(len(images.labels), dtype=np.int32),
-        class_names=tuple(f"{name} {number}" for number, name in enumerate(names)),
-    )
+def parts(data: FewShotData, folders: Folders) -> dict[str, Part]:
+    """As `few_shot_data.parts`, but each of the base images has a label of its own."""
+    found = few_shot_data.parts(data, folders)
+    base = found["base"]
 
+    def load() -> ImageSet:
+        images = base.load()
+        names = [f"{images.class_names[label]} {i}" for i, label in enumerate(images.labels)]
+        own = np.arange(len(names), dtype=np.int32)
+        return dataclasses.replace(images, labels=own, class_names=tuple(names))
 
-def counts_by_split(data: FewShotData, folders: Folders) -> Mapping[str, np.ndarray]:
-    """One image of every base class; the number of images of every validation and novel class."""
-    counts = {split: part.counts for split, part in few_shot_data.parts(data, folders).items()}
-    return {**counts, "base": np.ones(counts["base"].sum(), np.int64)}
+    return found | {"base": Part(np.ones(base.counts.sum(), np.int64), load)}
 
 
 def objective(options: InstanceLoss, problem: Problem) -> Objective:

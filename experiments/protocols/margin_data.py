@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from experiments.config import Folders, Share
-from experiments.contracts import ImageSet
+from experiments.contracts import Part
 from experiments.data.augment import seen_shape
 from experiments.data.builders import image_shape, share_images, split_names
-from experiments.data.pipeline import class_names, load_split, stored_counts
 from experiments.errors import ConfigError
 from experiments.protocols import few_shot_data
-from experiments.protocols.few_shot_data import FewShotData, Part, holds_classes_out
+from experiments.protocols.few_shot_data import FewShotData, holds_classes_out
 
 _OTHER_IMAGES = {"mini_imagenet": "imagenet", "tiered_imagenet": "imagenet"}
 """Few-shot sets made from training images alone of another set, whose test images are new to it."""
-SELECTION = {"base": "train", "held-out": "validation"}
-"""The splits of the base classes, and their names in `select`."""
 
 
 @dataclass(frozen=True)
@@ -36,59 +28,15 @@ class MarginData(FewShotData):
     """Few-shot data set of the validation and novel classes, with all classes of NAME as base."""
 
 
-def load(data: MarginData, folders: Folders, split: str) -> ImageSet:
-    """The images of the base, validation or novel classes, or the untrained images of base ones."""
-    if split == "held-out" and data.base_test:
-        names, rows, labels = _other_images(data, folders)
-        images = load_split(data.base_test, "test", rows=rows, **vars(folders))
-        return dataclasses.replace(images, labels=labels, class_names=names)
-    return few_shot_data.load(data, folders, split, **_options(data))
-
-
-def counts_by_split(data: MarginData, folders: Folders) -> Mapping[str, np.ndarray]:
-    """The number of images of every base, validation and novel class.
-
-    `held-out` has the images of base classes that are not for training, if there are any.
-    """
-    counts = {split: part.counts for split, part in _parts(data, folders).items()}
-    if data.base_test:
-        names, _, labels = _other_images(data, folders)
-        counts["held-out"] = np.bincount(labels, minlength=len(names))
-    return counts
+def parts(data: MarginData, folders: Folders) -> dict[str, Part]:
+    """As `few_shot_data.parts`, with all options."""
+    options = {option: vars(data)[option] for option in ("holdout", "novel", "base_test")}
+    return few_shot_data.parts(data, folders, **options)
 
 
 def novel_name(data: MarginData) -> str:
     """The data set of the validation and novel classes."""
     return data.novel or data.name
-
-
-def _options(data: MarginData) -> dict[str, Any]:
-    return {"holdout": data.holdout, "novel": data.novel}
-
-
-def _parts(data: MarginData, folders: Folders) -> dict[str, Part]:
-    return few_shot_data.parts(data, folders, **_options(data))
-
-
-def _other_images(
-    data: MarginData, folders: Folders
-) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """The names of the base classes; rows and labels of their test images in `data.base_test`."""
-    base = _parts(data, folders)["base"]
-    own = class_names(base.name, base.stored, **vars(folders))
-    names = tuple(own[label] for label in base.classes)
-    stored = class_names(data.base_test, "test", **vars(folders))
-    if missing := set(names) - set(stored):
-        raise ConfigError(
-            f"data.base_test = {data.base_test} lacks {len(missing)} of the {len(names)} base "
-            f"classes of {data.name}, such as {min(missing)}; prepare both from archives that name "
-            "classes alike, or set data.holdout instead"
-        )
-    numbers = {name: number for number, name in enumerate(names)}
-    positions = np.array([numbers.get(name, -1) for name in stored], np.int32)
-    labels = np.repeat(positions, stored_counts(data.base_test, **vars(folders))["test"])
-    rows = np.flatnonzero(labels >= 0)
-    return names, rows, labels[rows]
 
 
 def check_options(data: MarginData) -> None:

@@ -22,7 +22,7 @@ from experiments.config import (
     TrainConfig,
     Weight,
 )
-from experiments.contracts import ImageSet, Metric, Objective, Outputs, Problem, Protocol, measured
+from experiments.contracts import Metric, Objective, Outputs, Part, Problem, Protocol, measured
 from experiments.data.builders import is_multi_label, split_names
 from experiments.data.pipeline import load_split, load_targets
 from experiments.data.selection import TEST_SHARE
@@ -123,8 +123,7 @@ def build(config: MultiLabelConfig) -> Protocol:
     description = {"label": label(loss), "train_on": data.train_on, **held_out}
     return Protocol(
         splits=SPLITS,
-        load=partial(load, data),
-        counts_by_split=partial(counts_by_split, data, config.sampling.batch_size),
+        parts=partial(parts, data, config.sampling.batch_size),
         check_options=lambda num_features: check_sampling(config.sampling),
         compares_samples=compares_samples(loss),
         check_data=partial(check_data, data.name),
@@ -138,16 +137,7 @@ def build(config: MultiLabelConfig) -> Protocol:
     )
 
 
-class _Part(NamedTuple):
-    """The images of a split: stored splits that contain them, their rows there (None: all), and
-    their targets, int8 [n, C]."""
-
-    stored: str
-    rows: np.ndarray | None
-    targets: np.ndarray
-
-
-def _parts(data: MultiLabelData, folders: Folders) -> dict[str, _Part]:
+def parts(data: MultiLabelData, batch_size: int, folders: Folders) -> dict[str, Part]:
     """The images for training, for test, and for validation where there are some."""
     if not is_multi_label(data.name):
         raise ConfigError(
@@ -169,48 +159,33 @@ def _parts(data: MultiLabelData, folders: Folders) -> dict[str, _Part]:
                 "set it to 0, or set data.train_on = train+validation"
             )
         stored["validation"] = "validation"
-    parts = {
-        split: _Part(whole, None, load_targets(data.name, whole, **vars(folders)))
-        for split, whole in stored.items()
-    }
+    targets = {part: load_targets(data.name, part, **vars(folders)) for part in stored.values()}
+    rows = {split: np.arange(len(targets[part])) for split, part in stored.items()}
     # Random fractions of the images, the same in every run.
     for split, share in {"test": 0 if has_test else TEST_SHARE, "validation": data.holdout}.items():
-        whole, rows, targets = parts["train"]
-        size, held_out = len(targets), int(np.floor(share * len(targets) + 0.5))
         if not share:
             continue
+        size = len(rows["train"])
+        held_out = int(np.floor(share * size + 0.5))
         if not held_out:
             option = "data.holdout" if split == "validation" else "the share for test"
             raise ConfigError(f"{option} = {share} of {size} images of {data.name} is none")
-        rows = np.arange(size) if rows is None else rows
         order = np.random.Generator(np.random.Philox(key=[_STREAMS[split], 0])).permutation(size)
-        for part, own in ((split, order[:held_out]), ("train", order[held_out:])):
-            own = np.sort(own)
-            parts[part] = _Part(whole, rows[own], targets[own])
-    return parts
-
-
-def load(data: MultiLabelData, folders: Folders, split: str) -> ImageSet:
-    """The images for training, validation or test."""
-    parts = _parts(data, folders)
-    if split not in parts:
-        raise ConfigError(f"no images are held out for {split}; set data.holdout")
-    stored, rows, _ = parts[split]
-    return load_split(data.name, stored, rows=rows, **vars(folders))
-
-
-def counts_by_split(
-    data: MultiLabelData, batch_size: int, folders: Folders
-) -> Mapping[str, np.ndarray]:
-    """The number of images with every label, for training, validation and test."""
-    parts = _parts(data, folders)
-    available = len(parts["train"].targets)
-    if batch_size > available:
+        stored[split] = stored["train"]
+        chosen = np.split(rows["train"][order], [held_out])
+        rows[split], rows["train"] = map(np.sort, chosen)
+    if batch_size > len(rows["train"]):
         raise ConfigError(
-            f"sampling.batch_size = {batch_size} must be at most {available}, the number of "
-            f"training images of {data.name}"
+            f"sampling.batch_size = {batch_size} must be at most {len(rows['train'])}, the number "
+            f"of training images of {data.name}"
         )
-    return {split: np.sum(part.targets > 0, axis=0) for split, part in parts.items()}
+    return {
+        split: Part(
+            np.sum(targets[part][rows[split]] > 0, axis=0),
+            partial(load_split, data.name, part, rows=rows[split], **vars(folders)),
+        )
+        for split, part in stored.items()
+    }
 
 
 def check_sampling(sampling: SamplingConfig) -> None:

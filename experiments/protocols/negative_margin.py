@@ -33,7 +33,6 @@ from experiments.protocols import few_shot, margin_data
 from experiments.protocols.few_shot_data import test_split
 from experiments.protocols.linear_head import init_kernel, objective_of_logits
 from experiments.protocols.margin_data import (
-    SELECTION,
     MarginData,
     check_shapes,
     has_held_out,
@@ -103,8 +102,8 @@ def build(config: NegativeMarginConfig) -> Protocol:
     nearest = partial(prototype_predictions, distance=evaluation.validation_distance)
     return Protocol(
         splits=few_shot.SPLITS,
-        load=partial(margin_data.load, data),
-        counts_by_split=partial(margin_data.counts_by_split, data),
+        parts=partial(margin_data.parts, data),
+        absent=few_shot.absent(data.name),
         check_options=lambda num_features: check_options(config.loss, data),
         check_data=partial(check_data, data, evaluation),
         objective=partial(objective, config.loss, scale),
@@ -169,7 +168,7 @@ def check_data(
             shots = (evaluation.validation_shots, *shots)
         if split == "base" and has_held_out(data):
             continue
-        classes = f"{split} classes of {data.name if split in SELECTION else novel}"
+        classes = f"{split} classes of {data.name if split in ('base', 'held-out') else novel}"
         few_shot.check_class_counts(counts, classes, evaluation, shots)
     check_shapes(data)
 

@@ -6,8 +6,7 @@ Sources: Radford et al., Learning Transferable Visual Models From Natural Langua
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -20,11 +19,11 @@ from jax import Array
 import jaxloss
 from experiments.config import Count, Folders, NamedLoss, Positive, TrainConfig
 from experiments.contracts import (
-    ImageSet,
     Loss,
     Metric,
     Objective,
     Outputs,
+    Part,
     Problem,
     Protocol,
     measured,
@@ -82,8 +81,7 @@ def build(config: TwoTowersConfig) -> Protocol:
     name, loss = config.data.name, config.loss
     return Protocol(
         splits=SPLITS,
-        load=partial(load, name),
-        counts_by_split=partial(counts_by_split, name),
+        parts=partial(parts, name),
         check_data=lambda num_features, counts: None,
         check_options=lambda num_features: _check_data_set(name),
         objective=partial(objective, loss),
@@ -106,34 +104,18 @@ def _of_base(metric: Metric) -> Metric:
     return metric._replace(name=f"{metric.name} (base classes)")
 
 
-def load(name: str, folders: Folders, split: str) -> ImageSet:
-    """The drawings of a split, or of `NEW_DRAWINGS`."""
-    images = load_split(name, _classes_of(split), **vars(folders))
-    if split == "novel":
-        return images
-    rows = _rows(images.labels, split)
-    return dataclasses.replace(images, images=images.images[rows], labels=images.labels[rows])
-
-
-def _classes_of(split: str) -> str:
-    return "novel" if split == "novel" else "base"
-
-
-def _rows(labels: np.ndarray, split: str) -> np.ndarray:
-    """Which drawings of the base classes are of a split, from their ascending labels: bool [n]."""
-    place = (np.arange(len(labels)) - np.searchsorted(labels, labels)) % _EVERY
-    if split in _PLACES:
-        return place == _PLACES[split]
-    return ~np.isin(place, [*_PLACES.values()])
-
-
-def counts_by_split(name: str, folders: Folders) -> Mapping[str, np.ndarray]:
-    """The number of drawings of every class in the splits."""
+def parts(name: str, folders: Folders) -> dict[str, Part]:
+    """The drawings of every split, and `NEW_DRAWINGS`."""
     counts = stored_counts(name, **vars(folders))
     labels = labels_of(counts["base"])
-    parts = ("base", "validation")
-    return {part: np.bincount(labels[_rows(labels, part)]) for part in parts} | {
-        "novel": counts["novel"]
+    place = (np.arange(len(labels)) - np.searchsorted(labels, labels)) % _EVERY
+    rows = {split: np.flatnonzero(place == number) for split, number in _PLACES.items()}
+    rows["base"] = np.flatnonzero(~np.isin(place, [*_PLACES.values()]))
+    read = partial(load_split, name, **vars(folders))
+    novel = Part(counts["novel"], partial(read, "novel"))
+    return {"novel": novel} | {
+        split: Part(np.bincount(labels[own]), partial(read, "base", rows=own))
+        for split, own in rows.items()
     }
 
 
@@ -215,7 +197,7 @@ def evaluate(split: str, outputs_of_split: Callable[[str], Outputs]) -> dict[str
     """Retrieval in both directions on a split, and on new drawings of the base classes."""
     metrics, rows = [], []
     for part, own in ((split, METRICS), (NEW_DRAWINGS, [*map(_of_base, METRICS)])):
-        outputs, classes = outputs_of_split(part), _classes_of(part)
+        outputs, classes = outputs_of_split(part), "novel" if part == "novel" else "base"
         values = retrieval(outputs, classes)
         metrics += measured(own, values)
         names = f"{len(class_names(classes))} {classes}"

@@ -50,13 +50,14 @@ def own(folders, split, names):
 @pytest.mark.parametrize("holdout", [0.0, 0.2])
 def test_chosen_classes_are_base_classes_and_all_others_novel(fashion, holdout):
     data = dataclasses.replace(DATA, holdout=holdout)
-    counts = margin_data.counts_by_split(data, fashion)
+    found = margin_data.parts(data, fashion)
+    counts = {split: part.counts for split, part in found.items()}
     assert {split: sorted({*of.tolist()}) for split, of in counts.items()} == {
         "base": [24 if holdout else 30],
         "novel": [20],
         "held-out": [6 if holdout else 20],
     }
-    parts = {split: margin_data.load(data, fashion, split) for split in counts}
+    parts = {split: part.load() for split, part in found.items()}
     base, novel = parts["base"].class_names, parts["novel"].class_names
     assert parts["held-out"].class_names == base
     every = load_split("fashion_mnist", "test", **vars(fashion)).class_names
@@ -78,17 +79,17 @@ def test_the_stated_seeds_choose_eight_splits(fashion):
     (stated,) = re.findall(r"subset_seed=([\d,]{9,})", Path(negative_margin.__file__).read_text())
     seeds = [int(seed) for seed in stated.split(",")]
     data = [FewShotData(name="fashion_mnist", base_classes=5, subset_seed=seed) for seed in seeds]
-    chosen = {tuple(few_shot_data.parts(d, fashion)["base"].classes.tolist()) for d in data}
+    chosen = {few_shot_data.parts(d, fashion)["base"].load().class_names for d in data}
     assert len(chosen) == len(seeds) == 8
 
 
 def test_all_classes_are_base_classes_for_another_set(fashion):
     data = MarginData(name="fashion_mnist", novel="icons")
-    counts = margin_data.counts_by_split(data, fashion)
-    assert counts["base"].tolist() == [30] * 10
-    assert counts["held-out"].tolist() == [20] * 10
-    assert len(counts["novel"]) == 50
-    held_out = margin_data.load(data, fashion, "held-out")
+    parts = margin_data.parts(data, fashion)
+    assert parts["base"].counts.tolist() == [30] * 10
+    assert parts["held-out"].counts.tolist() == [20] * 10
+    assert len(parts["novel"].counts) == 50
+    held_out = parts["held-out"].load()
     np.testing.assert_array_equal(
         held_out.images[:], load_split("fashion_mnist", "test", **vars(fashion)).images[:]
     )

@@ -183,11 +183,11 @@ def test_extra_digits_are_for_training_where_they_are_wanted(dirs, name, train):
     ONE_LABEL[name][0](dirs["manual_dir"])
     places = Folders(dirs["data_dir"], dirs["manual_dir"])
     data = classification.ClassificationData(name=name)
-    counts = classification.counts_by_split(data, places)
-    assert counts["train"].sum() == train
-    assert counts["test"].tolist() == [1] * 10
-    images = classification.load(data, places, "train")
-    np.testing.assert_array_equal(np.bincount(images.labels), counts["train"])
+    parts = classification.parts(data, places)
+    assert parts["train"].counts.sum() == train
+    assert parts["test"].counts.tolist() == [1] * 10
+    labels = parts["train"].load().labels
+    np.testing.assert_array_equal(np.bincount(labels), parts["train"].counts)
 
 
 def cut(count=200):

@@ -123,28 +123,31 @@ def test_the_head_starts_near_the_loss_of_few_labels(name):
 
 def test_splits_have_their_own_images(voc):
     counts = prepare_and_count(plan_run(TINY), voc)
+    protocol = multi_label.build(TINY)
     for split, size in (("train", 20), ("validation", 8), ("test", 16)):
-        images = multi_label.load(TINY.data, voc, split)
+        images = protocol.load(voc, split)
         assert images.images.shape == (size, 16, 32, 3)
         assert images.labels.dtype == np.int8
         np.testing.assert_array_equal(counts[split], (images.labels == 1).sum(0))
-    both = dataclasses.replace(TINY.data, train_on="train+validation")
-    assert multi_label.counts_by_split(both, 8, voc).keys() == {"train", "test"}
-    joined = multi_label.load(both, voc, "train")
-    parts = [multi_label.load(TINY.data, voc, split) for split in ("train", "validation")]
+    data = dataclasses.replace(TINY.data, train_on="train+validation")
+    both = multi_label.build(dataclasses.replace(TINY, data=data))
+    assert both.parts(voc).keys() == {"train", "test"}
+    joined = both.load(voc, "train")
+    parts = [protocol.load(voc, split) for split in ("train", "validation")]
     for content in (lambda part: part.labels, lambda part: part.images[:].pixels):
         np.testing.assert_array_equal(content(joined), np.concatenate([*map(content, parts)]))
     # Targets are read without the images.
     targets = load_targets("voc2007@16", "train+validation", **vars(voc))
     np.testing.assert_array_equal(targets, joined.labels)
     with pytest.raises(ConfigError, match=r"no images are held out for validation; set data\.hold"):
-        multi_label.load(both, voc, "validation")
+        both.load(voc, "validation")
 
 
 def test_held_out_images_are_no_training_images(voc):
     data = dataclasses.replace(TINY.data, train_on="train+validation", holdout=0.25)
     whole = load_split("voc2007@16", "train+validation", **vars(voc))
-    parts = [multi_label.load(data, voc, split) for split in ("train", "validation")]
+    found = multi_label.parts(data, 8, voc)
+    parts = [found[split].load() for split in ("train", "validation")]
     assert [len(part.labels) for part in parts] == [21, 7]
 
     def contents(*parts):
@@ -155,8 +158,7 @@ def test_held_out_images_are_no_training_images(voc):
 
     assert contents(*parts) == contents(whole)
     assert len(np.unique(whole.images[:].pixels[:, 8, 8], axis=0)) == 28
-    counts = multi_label.counts_by_split(data, 8, voc)
-    np.testing.assert_array_equal(counts["validation"], (parts[1].labels == 1).sum(0))
+    np.testing.assert_array_equal(found["validation"].counts, (parts[1].labels == 1).sum(0))
     # Neither the seed of the run nor the call changes which images are held out.
     protocol = multi_label.build(MultiLabelConfig(data=data, sampling=TINY.sampling, seed=1))
     expected = {"label": "Two-way", "train_on": "train+validation", "holdout": 0.25}
@@ -181,7 +183,7 @@ def test_a_report_has_the_precision_of_the_scores(tmp_path, voc):
     train_run(plan_run(TINY), tmp_path, voc)
     run = load_run(tmp_path)
     report, protocol = evaluate(run, folders=voc), run.plan.protocol
-    images = multi_label.load(TINY.data, voc, "test")
+    images = protocol.load(voc, "test")
     outputs_of = build_outputs(run.graphdef, run.objective, TINY.data, run.class_counts)
     expected = evaluate_scores(outputs_of(run.state, images).logits(), images.labels)
     values = {"mAP@class": expected.map_class, "mAP@sample": expected.map_sample}

@@ -140,7 +140,8 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
 
     run = load_run(trained)
     outputs_of = build_outputs(run.graphdef, run.objective, TINY.data, run.class_counts)
-    features, labels = outputs_of(run.state, margin_data.load(TINY.data, folders, "held-out"))[:2]
+    parts = margin_data.parts(TINY.data, folders)
+    features, labels = outputs_of(run.state, parts["held-out"].load())[:2]
     ((expected, accuracies),) = evaluate_fine_tuning(
         features, labels, config=EVALUATION, settings=TINY.fine_tuning
     )
@@ -159,7 +160,7 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     assert found == [scatter[name] for name in ("ratio", "intra", "inter")]
     # P^s is a count over pairs of images, by the classifier of the run.
     for part in splits:
-        images = margin_data.load(TINY.data, folders, "held-out" if part == "base" else part)
+        images = parts["held-out" if part == "base" else part].load()
         outputs = outputs_of(run.state, images)
         cosines = references.cosine_logits(outputs.features, np.asarray(outputs.head["kernel"]))
         logits = outputs.logits()
@@ -366,21 +367,21 @@ def test_images_of_the_chosen_base_classes_are_for_training_or_held_out(
         holdout=holdout, base_classes=base_classes, subset_seed=3 * bool(base_classes)
     )
     whole = load_split("icons", "base", data_dir=folders.data_dir)
-    counts = margin_data.counts_by_split(data, folders)
-    assert ("held-out" in counts) == bool(holdout)
+    found = margin_data.parts(data, folders)
+    assert ("held-out" in found) == bool(holdout)
     parts = []
     for split in ("base", "held-out")[: 2 if holdout else 1]:
-        parts.append(margin_data.load(data, folders, split))
-        np.testing.assert_array_equal(np.bincount(parts[-1].labels), counts[split])
+        parts.append(found[split].load())
+        np.testing.assert_array_equal(np.bincount(parts[-1].labels), found[split].counts)
     names = parts[0].class_names
     assert len(names) == base_classes or names == whole.class_names
     rows = np.isin(np.array(whole.class_names)[whole.labels], names)
     chosen = dataclasses.replace(whole, images=whole.images[:][rows], labels=whole.labels[rows])
     assert contents(*parts) == contents(chosen)
     if base_classes:
-        other = margin_data.load(MarginData(base_classes=7), folders, "base")
+        other = margin_data.parts(MarginData(base_classes=7), folders)["base"].load()
         assert other.class_names != names
-    novel, every = (margin_data.load(d, folders, "novel") for d in (data, MarginData()))
+    novel, every = (margin_data.parts(d, folders)["novel"].load() for d in (data, MarginData()))
     np.testing.assert_array_equal(novel.labels, every.labels)
 
 
@@ -402,10 +403,10 @@ def imagenets(folders, tmp_path):
 def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenets):
     plain = MarginData(name="mini_imagenet@16")
     data = dataclasses.replace(plain, base_test="imagenet@16")
-    counts = margin_data.counts_by_split(data, imagenets)
-    assert counts["held-out"].tolist() == [4, 2]
-    assert counts["base"].tolist() == [2, 3]
-    found, base = (margin_data.load(data, imagenets, split) for split in ("held-out", "base"))
+    parts = margin_data.parts(data, imagenets)
+    assert parts["held-out"].counts.tolist() == [4, 2]
+    assert parts["base"].counts.tolist() == [2, 3]
+    found, base = (parts[split].load() for split in ("held-out", "base"))
     assert found.class_names == base.class_names == ("n01532829", "n02108551")
     assert found.labels.tolist() == [0] * 4 + [1] * 2
     expected = [
@@ -415,10 +416,11 @@ def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenet
     ]
     np.testing.assert_allclose(found.images[:].pixels[:, 0, 0], expected, atol=3)
     # The training does not change.
-    trained = margin_data.load(plain, imagenets, "base")
+    unchanged = margin_data.parts(plain, imagenets)
+    trained = unchanged["base"].load()
     np.testing.assert_array_equal(trained.images[:].pixels, base.images[:].pixels)
     np.testing.assert_array_equal(trained.labels, base.labels)
-    assert "held-out" not in margin_data.counts_by_split(plain, imagenets)
+    assert "held-out" not in unchanged
 
 
 def test_other_images_must_have_all_base_classes(imagenets):
@@ -427,7 +429,7 @@ def test_other_images_must_have_all_base_classes(imagenets):
     data = MarginData(name="mini_imagenet@16", base_test="imagenet@16")
     message = r"imagenet@16 lacks 1 of the 2 base classes of mini_.*, such as n01532829"
     with pytest.raises(ConfigError, match=message):
-        margin_data.counts_by_split(data, imagenets)
+        margin_data.parts(data, imagenets)
 
 
 def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders, tmp_path):
@@ -435,13 +437,13 @@ def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders
     folders = dataclasses.replace(folders, manual_dir=tmp_path)
     data = MarginData(novel="cifar_fs")
     stored = stored_counts("icons", data_dir=folders.data_dir)
-    counts = margin_data.counts_by_split(data, folders)
+    parts = margin_data.parts(data, folders)
     every = np.concatenate([stored["base"], stored["validation"], stored["novel"]])
-    np.testing.assert_array_equal(counts["base"], every)
-    assert counts["novel"].tolist() == [2, 1]
-    images = margin_data.load(data, folders, "base")
+    np.testing.assert_array_equal(parts["base"].counts, every)
+    assert parts["novel"].counts.tolist() == [2, 1]
+    images = parts["base"].load()
     np.testing.assert_array_equal(np.bincount(images.labels), every)
-    assert margin_data.load(data, folders, "novel").labels.tolist() == [0, 0, 1]
+    assert parts["novel"].load().labels.tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
