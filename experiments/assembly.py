@@ -1,8 +1,7 @@
 """A run assembled from its configuration: data, model, objective and optimiser, ready to train.
 
 Every part is built from its own section: the trainer gets parts, not the configuration. A run is a
-`Plan` before any data is read, a `Learner` before it is spread over devices, and `Parts` when it is
-ready to train.
+`Plan` before any data is read, and `Parts` when it is ready to train.
 """
 
 from __future__ import annotations
@@ -147,28 +146,16 @@ def prepare_and_count(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
             index, config.sampling.strategy, config.sampling.batch_size, seed=config.seed, step=0
         )
         if ways_shots := parse_strategy(config.sampling.strategy):
-            _report_unused_classes(training_counts, *ways_shots)
+            ways, shots = ways_shots
+            large = int((training_counts >= shots).sum())
+            if large < len(training_counts) and is_first():
+                _log.warning(
+                    "batches of %dx%d draw from %d of %d training classes, those with at least %d "
+                    "images",
+                    *(ways, shots, large, len(training_counts), shots),
+                )
     protocol.check_data(plan.num_features, counts_by_split)
     return counts_by_split
-
-
-def _report_unused_classes(counts: np.ndarray, ways: int, shots: int) -> None:
-    """Logs how many classes are too small for batches of so many ways and shots."""
-    large = int((counts >= shots).sum())
-    if large < len(counts) and is_first():
-        _log.warning(
-            "batches of %dx%d draw from %d of %d training classes, those with at least %d images",
-            *(ways, shots, large, len(counts), shots),
-        )
-
-
-class Learner(NamedTuple):
-    """What a run trains with: backbone, objective and optimiser, and the state at step 0."""
-
-    graphdef: nnx.GraphDef
-    objective: Objective
-    optimizer: optax.GradientTransformation
-    state: TrainState
 
 
 def build_learner(
@@ -180,8 +167,8 @@ def build_learner(
     mesh: Mesh | None = None,
     pretrained: bool = False,
     abstract: bool = False,
-) -> Learner:
-    """Builds what a run trains on classes with so many training images, int64 [C].
+) -> tuple[nnx.GraphDef, Objective, optax.GradientTransformation, TrainState]:
+    """What a run trains on classes with so many training images, int64 [C], and its first state.
 
     For `axis_name` and `mesh` see `Problem`. If `pretrained`, the backbone starts from the weights
     that the configuration names. If `abstract`, the state has `jax.ShapeDtypeStruct`s in place of
@@ -216,7 +203,7 @@ def build_learner(
     graphdef, state = initial_state(
         model, objective, optimizer, seed=config.seed, weights=weights, build=build
     )
-    return Learner(graphdef, objective, optimizer, state)
+    return graphdef, objective, optimizer, state
 
 
 def assemble(

@@ -248,16 +248,6 @@ def to_dict(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def by_name(config: Any, name: str = "") -> dict[str, Any]:
-    """All values of a nested configuration of JSON types by dotted names, such as `data.pad`."""
-    if not isinstance(config, dict) or not config:
-        return {name: config}
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        values |= by_name(value, f"{name}.{key}" if name else key)
-    return values
-
-
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """A line for every name whose values differ, as in `  seed: 0 -> 1`."""
     shown = [{name: repr(run[name]) for name in run} for run in (first, second)]
@@ -273,34 +263,31 @@ Config = TypeVar("Config")
 
 def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
     """The configuration that `to_dict` made `values` from, if it has the keys of this version."""
-    hints = typing.get_type_hints(kind)
-    known = {option.name for option in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
-    if known != values.keys():
+    default = vars(kind())
+    if default.keys() != values.keys():
         raise ConfigError(
             f"not a configuration of this version ({kind.__name__}): unknown keys "
-            f"{sorted(values.keys() - known)}, missing keys {sorted(known - values.keys())}; "
-            "train the run again, or use the version that trained it"
+            f"{sorted(values.keys() - default.keys())}, missing keys "
+            f"{sorted(default.keys() - values.keys())}; train the run again, or use the version "
+            "that trained it"
         )
 
-    def typed(hint: Any, value: Any) -> Any:
-        if dataclasses.is_dataclass(hint):
-            return from_dict(hint, value)  # pyright: ignore[reportArgumentType]
+    def typed(value: Any, default: Any) -> Any:
+        if dataclasses.is_dataclass(default):
+            return from_dict(type(default), value)
         return tuple(value) if isinstance(value, list) else value
 
-    return kind(**{name: typed(hints[name], value) for name, value in values.items()})
+    return kind(**{name: typed(value, default[name]) for name, value in values.items()})
 
 
 def option_types(config: Any) -> dict[str, Any]:
     """The type of every option of a configuration, by its name such as `loss.name`."""
-    found: dict[str, Any] = {}
-    for name, hint in typing.get_type_hints(type(config)).items():
-        if typing.get_origin(hint) is typing.ClassVar or name == "preset":
-            continue
-        value = vars(config)[name]
+    hints, found = typing.get_type_hints(type(config)), {}
+    for name, value in vars(config).items():
         if dataclasses.is_dataclass(value):
             found |= {f"{name}.{option}": kind for option, kind in option_types(value).items()}
-        else:
-            found[name] = hint
+        elif name != "preset":
+            found[name] = hints[name]
     return found
 
 
@@ -311,11 +298,6 @@ def evaluation_sections(config: TrainConfig) -> dict[str, Any]:
     """
     names = ("evaluation", "fine_tuning")
     return {name: vars(config)[name] for name in names if name in vars(config)}
-
-
-def get_option(config: Any, option: str) -> Any:
-    """The value of an option, such as `loss.name`."""
-    return operator.attrgetter(option)(config)
 
 
 def replace_option(config: Config, option: str, value: Any) -> Config:

@@ -23,12 +23,8 @@ class DivergedError(ExperimentError):
     """The numbers of a run are no longer finite: `what`, as noticed at a step."""
 
     def __init__(self, step: int, what: str):
-        super().__init__(step, what)
+        super().__init__(f"diverged: {what} at step {step}")
         self.step = step
-        self.what = what
-
-    def __str__(self) -> str:
-        return f"diverged: {self.what} at step {self.step}"
 
 
 def unknown(

@@ -13,13 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from flax.traverse_util import flatten_dict
 
 from experiments.assembly import Plan, assemble, build_learner, of_last, plan_run
 from experiments.config import (
     Folders,
     ParallelMode,
     TrainConfig,
-    by_name,
     check_config,
     evaluation_sections,
     option_types,
@@ -133,7 +133,7 @@ def complete_run(
     values = config_to_dict(config)
     packages = ("jax", "jaxlib", "flax", "optax", "numpy")
     common = {
-        **by_name(values),
+        **flatten_dict(values, sep="."),
         "parallel": mode,
         "mesh": mesh_shape,
         "local devices": f"{jax.local_device_count()} {jax.local_devices()[0].device_kind}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,6 @@ from experiments.config import (
     Folders,
     TrainConfig,
     check_option,
-    get_option,
     option_types,
     parse_option,
     set_options,
@@ -278,7 +278,8 @@ def check_not_set(config: TrainConfig, preset: TrainConfig, options: Mapping[str
     `options` has for each how to set it instead.
     """
     for option, instead in options.items():
-        if get_option(config, option) != get_option(preset, option):
+        value_of = attrgetter(option)
+        if value_of(config) != value_of(preset):
             name = option.replace("_", "-")
             raise ConfigError(f"the grid sets --{name} in every run; use {instead} instead")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Annotated
 
 import tyro
 
 from experiments.cli.options import DataFolders
-from experiments.config import Folders, TrainConfig, get_option, option_types
+from experiments.config import Folders, TrainConfig, option_types
 from experiments.data.sampling import batch_size_of
 from experiments.presets import find_preset
 
@@ -57,8 +58,8 @@ def _rows(
     default = type(config)()
     rows = []
     for option in option_types(config):
-        value = get_option(config, option)
-        if option not in sources and value == get_option(default, option):
+        value = attrgetter(option)(config)
+        if option not in sources and value == attrgetter(option)(default):
             continue
         text = option_text(value, " ") or "none"
         if steps_per_epoch and value and option in _IN_STEPS:

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
+from flax.traverse_util import flatten_dict
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import (
     Event,  # pyright: ignore[reportAttributeAccessIssue]
@@ -24,7 +25,7 @@ from tensorboardX.proto.event_pb2 import (
 from tensorboardX.summary import scalar
 from tqdm import tqdm
 
-from experiments.config import by_name, differences
+from experiments.config import differences
 from experiments.errors import ExperimentError
 from experiments.processes import is_first
 from experiments.storage import exclusive, is_remote, write_atomically, write_json, writing
@@ -81,7 +82,7 @@ def check_run_directory(
     """
     if (directory / CONFIG_FILE).exists():
         there, here = read_config(directory), json.loads(json.dumps(config))
-        lines = differences(by_name(there), by_name(here))
+        lines = differences(*(flatten_dict(run, sep=".") for run in (there, here)))
         more = len(lines) == 1 and there.get("steps", math.inf) < here.get("steps", 0)
         if lines and not (more and not fixed_steps):
             why = f" It cannot go on with more steps: {fixed_steps}." if more else ""

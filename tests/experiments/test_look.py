@@ -114,8 +114,8 @@ def untrained(tmp_path_factory, folders, voc):
         data = voc if name == "multi-label" else folders
         labels = plan.protocol.load(data, plan.protocol.splits[0]).labels
         counts = np.bincount(labels) if labels.ndim == 1 else (labels > 0).sum(0)
-        learner = build_learner(plan, counts, steps_per_epoch=1)
-        parts = learner.graphdef, learner.objective, learner.state
+        graphdef, objective, _, state = build_learner(plan, counts, steps_per_epoch=1)
+        parts = graphdef, objective, state
         run = RestoredRun(tmp_path_factory.mktemp(name), plan, *parts, 0, counts, None, [])
         seen = view_run(run, data, plan.protocol.splits[-1])
         # One protocol that holds classes out has all pictures: that of `trained`.

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +21,7 @@ from experiments import assembly, sweeps
 from experiments.assembly import Plan, build_learner, plan_run
 from experiments.cli.main import command_type
 from experiments.compilation import num_classes
-from experiments.config import TrainConfig, get_option, option_types, replace_option
+from experiments.config import TrainConfig, option_types, replace_option
 from experiments.contracts import Photographs
 from experiments.data.builders import builder_class, is_multi_label
 from experiments.presets import (
@@ -141,7 +142,7 @@ FROZEN = {
 def test_presets_keep_the_values_of_their_recorded_results():
     assert PRESETS.keys() == FROZEN.keys() | PUBLISHED.keys()
     for name, values in FROZEN.items():
-        assert tuple(get_option(PRESETS[name].config, o) for o in OPTIONS) == values, name
+        assert attrgetter(*OPTIONS)(PRESETS[name].config) == values, name
 
 
 NEVER_SOURCED = ("data.name", "log_every", "seed")
@@ -151,11 +152,11 @@ NEVER_SOURCED = ("data.name", "log_every", "seed")
 def test_settings_are_the_published_ones_and_have_a_source(name):
     config, sources = PRESETS[name].config, PRESETS[name].sources
     for option, value in PUBLISHED[name].items():
-        assert get_option(config, option) == pytest.approx(value), option
+        assert attrgetter(option)(config) == pytest.approx(value), option
     published = {option for option in sources if sources[option] not in (OURS, DIFFERS)}
     assert published == PUBLISHED[name].keys() - {*NEVER_SOURCED}
     default, options = type(config)(), option_types(config)
-    changed = {o for o in options if get_option(config, o) != get_option(default, o)}
+    changed = {o for o in options if attrgetter(o)(config) != attrgetter(o)(default)}
     assert changed - {*NEVER_SOURCED} <= sources.keys() <= options.keys()
 
 
