@@ -81,7 +81,7 @@ def build(config: FewShotConfig) -> Protocol:
     return Protocol(
         splits=SPLITS,
         parts=partial(few_shot_data.parts, data),
-        absent=absent(data.name),
+        absent=few_shot_data.absent(data.name),
         check_data=partial(check_data, data.name, loss, evaluation),
         objective=partial(objective, loss),
         validation_metric=Metric("1-shot accuracy"),
@@ -100,11 +100,6 @@ def build(config: FewShotConfig) -> Protocol:
         compares_samples=terms(loss.name).metric is not None,
         diagnose=partial(diagnose, loss),
     )
-
-
-def absent(name: str) -> str:
-    """The error where a data set has no validation classes."""
-    return f"{name} has no {{split}} classes; it has {{splits}}"
 
 
 def check_episodes(

@@ -1,4 +1,4 @@
-"""The classes of few-shot learning: those that a data set holds out, or chosen by a seed.
+"""The images of the protocols A and E: classes that a data set holds out, or chosen by a seed.
 
 A data set such as `icons` holds its validation and novel classes out. Of one that holds none out,
 such as `fashion_mnist`, `base_classes` classes are base classes and all others novel; none is left
@@ -15,13 +15,17 @@ from functools import partial
 
 import numpy as np
 
-from experiments.config import DataConfig, Folders, Pixels, Seed
+from experiments.config import DataConfig, Folders, Pixels, Seed, Share
 from experiments.contracts import Part
-from experiments.data.builders import builder_class, split_names
+from experiments.data.augment import seen_shape
+from experiments.data.builders import builder_class, image_shape, share_images, split_names
 from experiments.data.pipeline import class_names, load_split, stored_counts
 from experiments.data.selection import Selection, labels_of, select
 from experiments.errors import ConfigError
 from experiments.protocols.classification import selected, stored_splits
+
+_OTHER_IMAGES = {"mini_imagenet": "imagenet", "tiered_imagenet": "imagenet"}
+"""Few-shot sets made from training images alone of another set, whose test images are new to it."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,23 @@ class FewShotData(DataConfig):
     """Seed that chooses these classes; 0 if all are used."""
 
 
+@dataclass(frozen=True)
+class MarginData(FewShotData):
+    """Which images of one data set or two, and how they are augmented."""
+
+    holdout: Share = 0.0
+    """Fraction of each base class's images that is held out for the episodes of base classes."""
+    base_test: str = ""
+    """Data set with test images of the base classes; empty: held-out or training images."""
+    novel: str = ""
+    """Few-shot data set of the validation and novel classes, with all classes of NAME as base."""
+
+
+def absent(name: str) -> str:
+    """The error where a data set has no validation classes."""
+    return f"{name} has no {{split}} classes; it has {{splits}}"
+
+
 def holds_classes_out(name: str) -> bool:
     """Whether a data set has splits of base and novel classes."""
     return {"base", "novel"} <= set(split_names(name))
@@ -45,10 +66,11 @@ def test_split(name: str) -> str | None:
     return None if holds_classes_out(name) else stored_splits(name)[1]
 
 
-def check_base_classes(data: FewShotData, novel: str = "") -> None:
-    """Checks that there are enough classes; `novel` is as in `parts`."""
-    classes, number = builder_class(data.name).SPEC.classes, _number_of_base_classes(data, novel)
-    drawn = not holds_classes_out(data.name)
+def check_base_classes(data: FewShotData) -> None:
+    """Checks that there are enough classes."""
+    data = MarginData(**vars(data))
+    classes, number = builder_class(data.name).SPEC.classes, _number_of_base_classes(data)
+    novel, drawn = data.novel, not holds_classes_out(data.name)
     if not holds_classes_out(novel or data.name) and (novel or not number):
         raise ConfigError(
             f"{'data.novel' if novel else 'data.name'} = {novel or data.name} has the splits "
@@ -56,7 +78,7 @@ def check_base_classes(data: FewShotData, novel: str = "") -> None:
             "novel classes"
             + ("" if novel else "; set data.base_classes, so that the others are novel")
         )
-    available = sum(classes.get(split, 0) for split in _base_splits(data.name, novel).split("+"))
+    available = sum(classes.get(split, 0) for split in _base_splits(data).split("+"))
     if drawn:
         available = max(classes.values()) - (not novel)
     if number == 1 or 0 < available < number:
@@ -66,30 +88,23 @@ def check_base_classes(data: FewShotData, novel: str = "") -> None:
         )
 
 
-def _number_of_base_classes(data: FewShotData, novel: str) -> int:
+def _number_of_base_classes(data: MarginData) -> int:
     """How many classes are chosen as base classes; 0: none are chosen."""
-    if data.base_classes or novel or split_names(data.name) != ("train",):
+    if data.base_classes or data.novel or split_names(data.name) != ("train",):
         return data.base_classes
     return (builder_class(data.name).SPEC.classes["train"] + 1) // 2
 
 
-def parts(
-    data: FewShotData,
-    folders: Folders,
-    *,
-    holdout: float = 0.0,
-    novel: str = "",
-    base_test: str = "",
-) -> dict[str, Part]:
+def parts(data: FewShotData, folders: Folders) -> dict[str, Part]:
     """The images of `base` and `novel`, and of `validation` and `held-out` if there are any.
 
-    The images of `held-out` are those of base classes that are not for training. With `holdout`,
-    they are this fraction of every base class; with `base_test`, the test images of that data set.
-    The validation and novel classes are those of the data set `novel`, or of `data.name`, of which
-    otherwise all classes are base classes.
+    The images of `held-out` are those of base classes that are not for training. The validation and
+    novel classes are those of `data.novel`, or of `data.name`, of which otherwise all classes are
+    base classes.
     """
-    check_base_classes(data, novel)
-    name, own, test = data.name, _base_splits(data.name, novel), test_split(data.name)
+    data = MarginData(**vars(data))
+    check_base_classes(data)
+    name, own, test, novel = data.name, _base_splits(data), test_split(data.name), data.novel
     stored = stored_counts(name, **vars(folders))
     counts = [stored[part] for part in own.split("+")]
     labels = labels_of(
@@ -99,9 +114,9 @@ def parts(
     chosen = select(
         labels,
         test_labels=test_labels,
-        classes=_number_of_base_classes(data, novel),
+        classes=_number_of_base_classes(data),
         subset_seed=data.subset_seed,
-        holdout=holdout,
+        holdout=data.holdout,
         option="data.base_classes",
     )
     found = {"base": selected(chosen, "train", labels, name, own, folders)}
@@ -116,36 +131,100 @@ def parts(
         classes, from_labels = np.setdiff1d(labels, chosen.classes), test_labels if test else labels
         left = Selection(classes, {"test": np.flatnonzero(np.isin(from_labels, classes))})
         found["novel"] = selected(left, "test", from_labels, name, test or own, folders)
-    if base_test:
+    if data.base_test:
         every = class_names(name, own, **vars(folders))
         names = tuple(every[label] for label in chosen.classes)
-        found["held-out"] = _other_images(name, names, base_test, folders)
-    elif holdout:
+        found["held-out"] = _other_images(data, names, folders)
+    elif data.holdout:
         found["held-out"] = selected(chosen, "validation", labels, name, own, folders)
     elif test:
         found["held-out"] = selected(chosen, "test", test_labels, name, test, folders)
     return found
 
 
-def _other_images(name: str, names: tuple[str, ...], base_test: str, folders: Folders) -> Part:
-    """The test images of another data set of the base classes of `name`, by their names."""
-    stored = class_names(base_test, "test", **vars(folders))
+def _other_images(data: MarginData, names: tuple[str, ...], folders: Folders) -> Part:
+    """The test images of the base classes in `data.base_test`, by their names."""
+    stored = class_names(data.base_test, "test", **vars(folders))
     if missing := set(names) - set(stored):
         raise ConfigError(
-            f"data.base_test = {base_test} lacks {len(missing)} of the {len(names)} base "
-            f"classes of {name}, such as {min(missing)}; prepare both from archives that name "
+            f"data.base_test = {data.base_test} lacks {len(missing)} of the {len(names)} base "
+            f"classes of {data.name}, such as {min(missing)}; prepare both from archives that name "
             "classes alike, or set data.holdout instead"
         )
     numbers = {name: number for number, name in enumerate(names)}
     positions = np.array([numbers.get(name, -1) for name in stored], np.int32)
-    labels = np.repeat(positions, stored_counts(base_test, **vars(folders))["test"])
+    labels = np.repeat(positions, stored_counts(data.base_test, **vars(folders))["test"])
     rows = np.flatnonzero(labels >= 0)
-    read = partial(load_split, base_test, "test", rows=rows, **vars(folders))
+    read = partial(load_split, data.base_test, "test", rows=rows, **vars(folders))
     own = {"labels": labels[rows], "class_names": names}
     counts = np.bincount(labels[rows], minlength=len(names))
     return Part(counts, lambda: dataclasses.replace(read(), **own))
 
 
-def _base_splits(name: str, novel: str) -> str:
+def _base_splits(data: MarginData) -> str:
     """The stored splits with the training images of base classes."""
-    return stored_splits(name)[0] if novel or not holds_classes_out(name) else "base"
+    whole = data.novel or not holds_classes_out(data.name)
+    return stored_splits(data.name)[0] if whole else "base"
+
+
+def novel_name(data: MarginData) -> str:
+    """The data set of the validation and novel classes."""
+    return data.novel or data.name
+
+
+def check_sets(data: MarginData) -> None:
+    """Checks that the data sets and the options fit together."""
+    if data.novel and share_images(data.name, data.novel):
+        raise ConfigError(
+            f"data.novel = {data.novel} shares images with data.name = {data.name}, all of which "
+            "are for training; choose another set, or leave data.novel empty to use the "
+            "validation and novel classes of data.name"
+        )
+    if data.base_test and data.holdout:
+        raise ConfigError(
+            f"data.holdout = {data.holdout} and data.base_test = {data.base_test} exclude each "
+            "other: the episodes of base classes take the images of one of them; set the other to "
+            "its default"
+        )
+    other = _OTHER_IMAGES.get(data.name.partition("@")[0])
+    if data.base_test and data.base_test.partition("@")[0] != other:
+        instead = f"{other}, or " if other else ""
+        raise ConfigError(
+            f"data.base_test = {data.base_test} is not known to have images of the classes of "
+            f"{data.name} that are not in it; set it to {instead}empty and use data.holdout"
+        )
+    check_base_classes(data)
+
+
+def check_shapes(data: MarginData) -> None:
+    """Checks that the images of all sets have one shape."""
+    options = {"name": data.name, "novel": data.novel, "base_test": data.base_test}
+    shapes = {
+        option: "×".join(map(str, seen_shape(image_shape(name), data)))
+        for option, name in options.items()
+        if name
+    }
+    for option, shape in shapes.items():
+        if shape != shapes["name"]:
+            raise ConfigError(
+                f"images of {data.name} are {shapes['name']}, those of data.{option} = "
+                f"{options[option]} are {shape}; set data.image_size to resize both, and choose "
+                "sets with the same channels"
+            )
+
+
+def has_held_out(data: MarginData) -> bool:
+    """Whether there are images of base classes that are not for training."""
+    return bool(data.holdout or data.base_test or test_split(data.name))
+
+
+def parts_of(data: MarginData, split: str) -> list[str]:
+    """The splits that the evaluation of a split measures, where the data has them."""
+    name = novel_name(data)
+    of_novel = split_names(name) if holds_classes_out(name) else ("novel",)
+    available = ("base", *of_novel)
+    requested = ("novel", "validation", "base") if split == "novel" else (split,)
+    found = [part for part in requested if part in available]
+    if not found:
+        raise ConfigError(absent(name).format(split=split, splits=", ".join(available)))
+    return found

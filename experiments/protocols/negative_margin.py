@@ -29,16 +29,16 @@ from experiments.evaluation.fine_tuning import (
     evaluate_fine_tuning,
     fine_tuned_predictions,
 )
-from experiments.protocols import few_shot, margin_data
-from experiments.protocols.few_shot_data import test_split
-from experiments.protocols.linear_head import init_kernel, objective_of_logits
-from experiments.protocols.margin_data import (
+from experiments.protocols import few_shot, few_shot_data
+from experiments.protocols.few_shot_data import (
     MarginData,
     check_shapes,
     has_held_out,
     novel_name,
     parts_of,
+    test_split,
 )
+from experiments.protocols.linear_head import init_kernel, objective_of_logits
 from experiments.reporting.markdown import table
 from experiments.reporting.run import episodes_table
 from jaxloss.sampling import Episodes
@@ -102,8 +102,8 @@ def build(config: NegativeMarginConfig) -> Protocol:
     nearest = partial(prototype_predictions, distance=evaluation.validation_distance)
     return Protocol(
         splits=few_shot.SPLITS,
-        parts=partial(margin_data.parts, data),
-        absent=few_shot.absent(data.name),
+        parts=partial(few_shot_data.parts, data),
+        absent=few_shot_data.absent(data.name),
         check_options=lambda num_features: check_options(config.loss, data),
         check_data=partial(check_data, data, evaluation),
         objective=partial(objective, config.loss, scale),
@@ -151,7 +151,7 @@ def check_options(loss: MarginLoss, data: MarginData) -> None:
             f"loss.margin = {loss.margin} and loss.label_smoothing = {loss.label_smoothing} "
             "exclude each other; set one of them to 0"
         )
-    margin_data.check_options(data)
+    few_shot_data.check_sets(data)
 
 
 def check_data(

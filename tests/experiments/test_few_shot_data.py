@@ -15,10 +15,9 @@ from experiments.config import Folders, replace_option
 from experiments.data.pipeline import load_split
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS, negative_margin
-from experiments.protocols import build_protocol, few_shot_data, margin_data
+from experiments.protocols import build_protocol, few_shot_data
 from experiments.protocols.few_shot import FewShotConfig
-from experiments.protocols.few_shot_data import FewShotData
-from experiments.protocols.margin_data import MarginData
+from experiments.protocols.few_shot_data import FewShotData, MarginData
 from experiments.runs import complete_run
 from experiments.transfer import seen_in_training
 from tests.experiments.fake_image_sets import idx
@@ -50,7 +49,7 @@ def own(folders, split, names):
 @pytest.mark.parametrize("holdout", [0.0, 0.2])
 def test_chosen_classes_are_base_classes_and_all_others_novel(fashion, holdout):
     data = dataclasses.replace(DATA, holdout=holdout)
-    found = margin_data.parts(data, fashion)
+    found = few_shot_data.parts(data, fashion)
     counts = {split: part.counts for split, part in found.items()}
     assert {split: sorted({*of.tolist()}) for split, of in counts.items()} == {
         "base": [24 if holdout else 30],
@@ -85,7 +84,7 @@ def test_the_stated_seeds_choose_eight_splits(fashion):
 
 def test_all_classes_are_base_classes_for_another_set(fashion):
     data = MarginData(name="fashion_mnist", novel="icons")
-    parts = margin_data.parts(data, fashion)
+    parts = few_shot_data.parts(data, fashion)
     assert parts["base"].counts.tolist() == [30] * 10
     assert parts["held-out"].counts.tolist() == [20] * 10
     assert len(parts["novel"].counts) == 50
@@ -122,7 +121,7 @@ def test_there_are_no_validation_classes_to_evaluate(fashion):
     with pytest.raises(ConfigError, match=message):
         protocol.load(fashion, "validation")
     with pytest.raises(ConfigError, match=message):
-        margin_data.parts_of(DATA, "validation")
+        few_shot_data.parts_of(DATA, "validation")
 
 
 def test_fewer_base_classes_of_a_set_that_holds_classes_out(folders):

@@ -30,8 +30,8 @@ from experiments.evaluation.fine_tuning import (
     evaluate_fine_tuning,
     fine_tuned_predictions,
 )
-from experiments.protocols import margin_data, negative_margin
-from experiments.protocols.margin_data import MarginData
+from experiments.protocols import few_shot_data, negative_margin
+from experiments.protocols.few_shot_data import MarginData
 from experiments.protocols.negative_margin import MarginEvaluation, MarginLoss, NegativeMarginConfig
 from experiments.reporting.run import read_episodes, report_text
 from experiments.runs import complete_run, load_run
@@ -140,7 +140,7 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
 
     run = load_run(trained)
     outputs_of = build_outputs(run.graphdef, run.objective, TINY.data, run.class_counts)
-    parts = margin_data.parts(TINY.data, folders)
+    parts = few_shot_data.parts(TINY.data, folders)
     features, labels = outputs_of(run.state, parts["held-out"].load())[:2]
     ((expected, accuracies),) = evaluate_fine_tuning(
         features, labels, config=EVALUATION, settings=TINY.fine_tuning
@@ -367,7 +367,7 @@ def test_images_of_the_chosen_base_classes_are_for_training_or_held_out(
         holdout=holdout, base_classes=base_classes, subset_seed=3 * bool(base_classes)
     )
     whole = load_split("icons", "base", data_dir=folders.data_dir)
-    found = margin_data.parts(data, folders)
+    found = few_shot_data.parts(data, folders)
     assert ("held-out" in found) == bool(holdout)
     parts = []
     for split in ("base", "held-out")[: 2 if holdout else 1]:
@@ -379,9 +379,9 @@ def test_images_of_the_chosen_base_classes_are_for_training_or_held_out(
     chosen = dataclasses.replace(whole, images=whole.images[:][rows], labels=whole.labels[rows])
     assert contents(*parts) == contents(chosen)
     if base_classes:
-        other = margin_data.parts(MarginData(base_classes=7), folders)["base"].load()
+        other = few_shot_data.parts(MarginData(base_classes=7), folders)["base"].load()
         assert other.class_names != names
-    novel, every = (margin_data.parts(d, folders)["novel"].load() for d in (data, MarginData()))
+    novel, every = (few_shot_data.parts(d, folders)["novel"].load() for d in (data, MarginData()))
     np.testing.assert_array_equal(novel.labels, every.labels)
 
 
@@ -403,7 +403,7 @@ def imagenets(folders, tmp_path):
 def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenets):
     plain = MarginData(name="mini_imagenet@16")
     data = dataclasses.replace(plain, base_test="imagenet@16")
-    parts = margin_data.parts(data, imagenets)
+    parts = few_shot_data.parts(data, imagenets)
     assert parts["held-out"].counts.tolist() == [4, 2]
     assert parts["base"].counts.tolist() == [2, 3]
     found, base = (parts[split].load() for split in ("held-out", "base"))
@@ -416,7 +416,7 @@ def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenet
     ]
     np.testing.assert_allclose(found.images[:].pixels[:, 0, 0], expected, atol=3)
     # The training does not change.
-    unchanged = margin_data.parts(plain, imagenets)
+    unchanged = few_shot_data.parts(plain, imagenets)
     trained = unchanged["base"].load()
     np.testing.assert_array_equal(trained.images[:].pixels, base.images[:].pixels)
     np.testing.assert_array_equal(trained.labels, base.labels)
@@ -429,7 +429,7 @@ def test_other_images_must_have_all_base_classes(imagenets):
     data = MarginData(name="mini_imagenet@16", base_test="imagenet@16")
     message = r"imagenet@16 lacks 1 of the 2 base classes of mini_.*, such as n01532829"
     with pytest.raises(ConfigError, match=message):
-        margin_data.parts(data, imagenets)
+        few_shot_data.parts(data, imagenets)
 
 
 def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders, tmp_path):
@@ -437,7 +437,7 @@ def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders
     folders = dataclasses.replace(folders, manual_dir=tmp_path)
     data = MarginData(novel="cifar_fs")
     stored = stored_counts("icons", data_dir=folders.data_dir)
-    parts = margin_data.parts(data, folders)
+    parts = few_shot_data.parts(data, folders)
     every = np.concatenate([stored["base"], stored["validation"], stored["novel"]])
     np.testing.assert_array_equal(parts["base"].counts, every)
     assert parts["novel"].counts.tolist() == [2, 1]
@@ -474,7 +474,7 @@ def test_what_cannot_end_well_is_refused(folders, options, message):
 
 def test_sets_of_two_sizes_need_one(monkeypatch):
     shapes = {"icons": (32, 32, 1), "cub_fewshot": (84, 84, 3)}
-    monkeypatch.setattr(margin_data, "image_shape", shapes.__getitem__)
+    monkeypatch.setattr(few_shot_data, "image_shape", shapes.__getitem__)
     counts = {split: np.full(30, 90) for split in ("base", "held-out", "validation", "novel")}
     data = dataclasses.replace(TINY.data, novel="cub_fewshot")
     check = negative_margin.build(dataclasses.replace(TINY, data=data)).check_data
