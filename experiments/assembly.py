@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from experiments.config import Folders, ParallelMode, TrainConfig, check_config
-from experiments.contracts import Objective, Problem, Protocol
+from experiments.contracts import ClassCounts, Objective, Problem, Protocol
 from experiments.data.augment import check_augmentation, seen_shape
 from experiments.data.builders import builder_class, image_shape, is_multi_label, pinned
 from experiments.data.pipeline import RecordImages
@@ -131,7 +130,7 @@ def of_last(name: str) -> str:
     return f"{name} (last)"
 
 
-def prepare_and_count(plan: Plan, folders: Folders) -> Mapping[str, np.ndarray]:
+def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
     """The number of images of every class, for every available split; prepares the data if needed.
 
     Reads no image of prepared data. Raises a `ConfigError` where the data does not fit the run.

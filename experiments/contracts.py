@@ -67,6 +67,10 @@ class ImageSet:
     """The name of every label."""
 
 
+ClassCounts: TypeAlias = Mapping[str, np.ndarray]
+"""By split: the number of images of every class, int64 [C]."""
+
+
 class Part(NamedTuple):
     """The images of one split of a protocol."""
 
@@ -175,6 +179,10 @@ class Outputs(NamedTuple):
     """Reads the images of rows [k], uint8 [k, h, w, c]; photographs as evaluation crops them."""
 
 
+OutputsOf: TypeAlias = Callable[[str], Outputs]
+"""Gives the outputs of any split."""
+
+
 class PairMetrics(NamedTuple):
     """What a run and the baseline of its grid give together."""
 
@@ -191,7 +199,7 @@ class Protocol(NamedTuple):
     parts: Callable[[Folders], Mapping[str, Part]]
     """Every available split; there may be more than `splits`. Reads no prepared image. Raises a
     `ConfigError` where the data cannot be counted, or has fewer images than a batch."""
-    check_data: Callable[[int, Mapping[str, np.ndarray]], None]
+    check_data: Callable[[int, ClassCounts], None]
     """Raises a `ConfigError` unless a run with so many features and such class counts can be
     trained and evaluated."""
     objective: Callable[[Problem], Objective]
@@ -202,8 +210,8 @@ class Protocol(NamedTuple):
     """Computes it."""
     metrics: Sequence[Metric]
     """The metrics of the evaluation split, in the order of the tables."""
-    evaluate: Callable[[str, Callable[[str], Outputs]], dict[str, Any]]
-    """The results on a split, from a function that gives the outputs of any split. JSON types:
+    evaluate: Callable[[str, OutputsOf], dict[str, Any]]
+    """The results on a split. JSON types:
     `metrics`, a list of `Metric.measured`, and `episodes`, if any: the values of metrics in every
     episode, by name; `notes`, if any: sentences for the report."""
     description: dict[str, Any]
@@ -223,7 +231,7 @@ class Protocol(NamedTuple):
     absent: str = "no images are held out for {split}; set data.holdout"
     """The error where the data lacks a `{split}`; it has `{splits}`."""
 
-    def counts_by_split(self, folders: Folders) -> dict[str, np.ndarray]:
+    def counts_by_split(self, folders: Folders) -> ClassCounts:
         """The number of images of every class, for every available split."""
         return {split: part.counts for split, part in self.parts(folders).items()}
 

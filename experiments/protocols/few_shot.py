@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -15,7 +15,17 @@ from jax import Array, lax
 
 import jaxloss
 from experiments.config import Count, TrainConfig, to_dict
-from experiments.contracts import Loss, Metric, Objective, Outputs, Problem, Protocol, measured
+from experiments.contracts import (
+    ClassCounts,
+    Loss,
+    Metric,
+    Objective,
+    Outputs,
+    OutputsOf,
+    Problem,
+    Protocol,
+    measured,
+)
 from experiments.data.sampling import episode_classes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import (
@@ -82,14 +92,14 @@ def build(config: FewShotConfig) -> Protocol:
         splits=SPLITS,
         parts=partial(few_shot_data.parts, data),
         absent=few_shot_data.absent(data.name),
-        check_data=partial(check_data, data.name, loss, evaluation),
+        check_data=partial(check_data, config),
         objective=partial(objective, loss),
         validation_metric=Metric("1-shot accuracy"),
         validate=partial(validate_prototypes, evaluation),
         metrics=accuracy_metrics(evaluation)
         + (_span_metrics(evaluation) if evaluation.span else []),
-        evaluate=partial(evaluate, loss, evaluation, config.sampling.batch_size),
-        check_options=partial(check_options, loss, data),
+        evaluate=partial(evaluate, config),
+        check_options=partial(check_options, config),
         description={
             "label": integration.label(loss.name),
             "evaluation": to_dict(evaluation),
@@ -102,42 +112,32 @@ def build(config: FewShotConfig) -> Protocol:
     )
 
 
-def check_episodes(
-    name: str, evaluation: FewShotEvaluation, counts_by_split: Mapping[str, np.ndarray]
-) -> None:
+def check_episodes(name: str, evaluation: FewShotEvaluation, counts: ClassCounts) -> None:
     """Checks that the validation and novel classes give the episodes."""
     for split, shots in (("validation", (1,)), ("novel", evaluation.shots)):
-        if split in counts_by_split:
-            check_class_counts(
-                counts_by_split[split], f"{split} classes of {name}", evaluation, shots
-            )
+        if split in counts:
+            check_class_counts(counts[split], f"{split} classes of {name}", evaluation, shots)
 
 
-def check_data(
-    name: str,
-    options: IntegratedLoss,
-    evaluation: FewShotEvaluation,
-    num_features: int,
-    counts_by_split: Mapping[str, np.ndarray],
-) -> None:
+def check_data(config: FewShotConfig, num_features: int, counts: ClassCounts) -> None:
     """Checks that the classes give the episodes, and features leave the metric loss a subspace."""
-    check_episodes(name, evaluation, counts_by_split)
-    num_classes = len(counts_by_split["base"])
-    if terms(options.name).integration == "direct" and num_features <= num_classes:
+    check_episodes(config.data.name, config.evaluation, counts)
+    name, num_classes = config.loss.name, len(counts["base"])
+    if terms(name).integration == "direct" and num_features <= num_classes:
         raise ConfigError(
-            f"{options.name} leaves the metric loss no subspace: the classifier of {num_classes} "
-            f"classes spans all {num_features} dimensions of the features. Choose "
-            f"spectral:{options.name.rpartition(':')[2]}, or a wider model"
+            f"{name} leaves the metric loss no subspace: the classifier of {num_classes} classes "
+            f"spans all {num_features} dimensions of the features. Choose "
+            f"spectral:{name.rpartition(':')[2]}, or a wider model"
         )
 
 
-def check_options(options: IntegratedLoss, data: FewShotData, num_features: int) -> None:
+def check_options(config: FewShotConfig, num_features: int) -> None:
     """Checks that a queue has a loss that uses it, and that there are enough classes."""
-    few_shot_data.check_base_classes(data)
-    if options.queue and not integration.takes_queue(options.name):
+    few_shot_data.check_base_classes(config.data)
+    if config.loss.queue and not integration.takes_queue(config.loss.name):
         raise ConfigError(
-            f"loss.queue = {options.queue} needs a metric loss that compares images, and "
-            f"{options.name} has none; set loss.queue = 0"
+            f"loss.queue = {config.loss.queue} needs a metric loss that compares images, and "
+            f"{config.loss.name} has none; set loss.queue = 0"
         )
 
 
@@ -196,10 +196,9 @@ def _own_share(queue: jaxloss.Queue, axis_name: str | None) -> dict[str, Array]:
             raise ConfigError(
                 f"loss.queue = {len(labels)} must be a multiple of the {devices} devices"
             )
-        share = len(labels) // devices
-        first = share * lax.axis_index(axis_name)
         features, labels = (
-            lax.dynamic_slice_in_dim(rows, first, share) for rows in (features, labels)
+            rows.reshape(devices, -1, *rows.shape[1:])[lax.axis_index(axis_name)]
+            for rows in (features, labels)
         )
     return {"references": features, "reference_labels": labels}
 
@@ -246,14 +245,9 @@ def metric(shots: int, distance: Distance = "euclidean") -> Metric:
     return Metric(f"{shots}-shot accuracy" + ("" if distance == "euclidean" else f" ({distance})"))
 
 
-def evaluate(
-    loss: IntegratedLoss,
-    evaluation: IntegrationEvaluation,
-    batch_size: int,
-    split: str,
-    outputs_of_split: Callable[[str], Outputs],
-) -> dict[str, Any]:
+def evaluate(config: FewShotConfig, split: str, outputs_of_split: OutputsOf) -> dict[str, Any]:
     """The results of `evaluate_distances`, and of the classifier's subspace if there is one."""
+    loss, evaluation = config.loss, config.evaluation
     outputs = outputs_of_split(split)
     results = evaluate_distances(evaluation, outputs)
     found = _subspace(loss, outputs)
@@ -268,7 +262,8 @@ def evaluate(
                     part, outputs.labels, config=evaluation, distance="euclidean"
                 )
             ]
-            cosine = integration.gradient_cosine(loss, outputs_of_split("base"), batch_size)
+            training = outputs_of_split("base")
+            cosine = integration.gradient_cosine(loss, training, config.sampling.batch_size)
             values = [*accuracies, found.variance_share, found.effective_rank, cosine]
         results["metrics"] += measured(metrics, values)
     return results | {"subspace": None if found is None else found._asdict()}
@@ -302,12 +297,6 @@ def evaluate_distances(evaluation: FewShotEvaluation, outputs: Outputs) -> dict[
 _retrieval = jax.jit(partial(jaxloss.retrieval_metrics, ks=(1,)))
 
 
-def _retrieval_line(metrics: list[dict[str, Any]]) -> str:
-    values = {found["name"]: format_value(found["value"], "%", digits=2) for found in metrics}
-    shown = ", ".join(f"{name} {values[name]} %" for name, *_ in RETRIEVAL)
-    return f"Retrieval of every image among all others of the split (cosine): {shown}."
-
-
 def diagnose(loss: IntegratedLoss, outputs: Outputs) -> dict[str, float]:
     """The classifier's effective rank, and the shares of the features' variance in its span."""
     if (found := _subspace(loss, outputs)) is None:
@@ -328,13 +317,15 @@ def _subspace(loss: IntegratedLoss, outputs: Outputs) -> ClassifierSubspace | No
 def report(results: dict[str, Any]) -> list[str]:
     """A phrase on the evaluation, a table of distances and shots, and the classifier's span."""
     evaluation = results["evaluation"]
+    values = {found["name"]: found["value"] for found in results["metrics"]}
+    retrieval = (f"{m.name} {format_value(values[m.name], '%', digits=2)} %" for m in RETRIEVAL)
     lines = [
         f"{evaluation['ways']}-way, {evaluation['queries']} queries per class, nearest prototype "
         f"({' and '.join(dict.fromkeys(evaluation['distances']))})",
         "",
         *episodes_table(results["results"]),
         "",
-        _retrieval_line(results["metrics"]),
+        f"Retrieval of every image among all others of the split (cosine): {', '.join(retrieval)}.",
     ]
     if number := results.get("base_classes"):
         seed = results["subset_seed"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,7 +13,15 @@ from annotated_types import Ge
 
 import jaxloss
 from experiments.config import Count, NamedLoss, Share, TrainConfig, Weight, to_dict
-from experiments.contracts import Metric, Objective, Outputs, PairMetrics, Problem, Protocol
+from experiments.contracts import (
+    ClassCounts,
+    Metric,
+    Objective,
+    OutputsOf,
+    PairMetrics,
+    Problem,
+    Protocol,
+)
 from experiments.errors import ConfigError
 from experiments.evaluation.classification import predict_classes, shared_predictions
 from experiments.evaluation.feature_space import unit_features
@@ -30,20 +38,12 @@ from experiments.evaluation.fine_tuning import (
     fine_tuned_predictions,
 )
 from experiments.protocols import few_shot, few_shot_data
-from experiments.protocols.few_shot_data import (
-    MarginData,
-    check_shapes,
-    has_held_out,
-    novel_name,
-    parts_of,
-    test_split,
-)
+from experiments.protocols.few_shot_data import MarginData
 from experiments.protocols.linear_head import init_kernel, objective_of_logits
 from experiments.reporting.markdown import table
 from experiments.reporting.run import episodes_table
 from jaxloss.sampling import Episodes
 
-_LOGITS = {"cosine": jaxloss.cosine_logits, "softmax": jaxloss.linear_logits}
 _LABELS = {"cosine": "Cosine softmax", "softmax": "Softmax"}
 
 
@@ -95,18 +95,19 @@ class NegativeMarginConfig(TrainConfig):
 
 def build(config: NegativeMarginConfig) -> Protocol:
     """The protocol of a run."""
-    data, evaluation = config.data, config.evaluation
-    parts = parts_of(data, "novel")
-    scale = _scale(config.loss, config.model.backbone)
+    data, loss, evaluation = config.data, config.loss, config.evaluation
+    parts, is_resnet12 = few_shot_data.parts_of(data, "novel"), config.model.backbone == "resnet12"
+    scale = loss.scale or (30.0 if loss.name == "cosine" else 10.0 if is_resnet12 else 5.0)
+    smoothing = f", ε = {loss.label_smoothing:g}" if loss.label_smoothing else ""
     classifier, fine_tuned = fine_tuned_classifier(config)
     nearest = partial(prototype_predictions, distance=evaluation.validation_distance)
     return Protocol(
         splits=few_shot.SPLITS,
         parts=partial(few_shot_data.parts, data),
         absent=few_shot_data.absent(data.name),
-        check_options=lambda num_features: check_options(config.loss, data),
-        check_data=partial(check_data, data, evaluation),
-        objective=partial(objective, config.loss, scale),
+        check_options=partial(check_options, config),
+        check_data=partial(check_data, config),
+        objective=partial(objective, loss, scale),
         validation_metric=Metric(f"{evaluation.validation_shots}-shot accuracy"),
         validate=partial(
             few_shot.accuracy_in_episodes,
@@ -115,16 +116,16 @@ def build(config: NegativeMarginConfig) -> Protocol:
             evaluation.validation_shots,
             {"nearest": nearest, "fine-tuned": fine_tuned}[evaluation.selection],
         ),
-        metrics=metrics(parts, evaluation, classifier),
-        evaluate=partial(evaluate, data, evaluation, classifier, config.fine_tuning),
+        metrics=metrics(config, parts),
+        evaluate=partial(evaluate, config),
         description={
-            "label": label(config.loss),
-            "margin": config.loss.margin,
+            "label": f"{_LABELS[loss.name]}, m = {loss.margin:g}{smoothing}",
+            "margin": loss.margin,
             "scale": scale,
-            "label_smoothing": config.loss.label_smoothing,
+            "label_smoothing": loss.label_smoothing,
             "evaluation": to_dict(evaluation) | {"classifier": classifier},
             "fine_tuning": to_dict(config.fine_tuning),
-            "novel_data": novel_name(data),
+            "novel_data": few_shot_data.novel_name(data),
             **{option: vars(data)[option] for option in ("holdout", "base_test", "base_classes")},
         },
         report=report,
@@ -144,33 +145,29 @@ def fine_tuned_classifier(
     return form, partial(fine_tuned_predictions, classifier=form, settings=config.fine_tuning)
 
 
-def check_options(loss: MarginLoss, data: MarginData) -> None:
+def check_options(config: NegativeMarginConfig, num_features: int) -> None:
     """Checks that the options of the loss and of the data fit together."""
+    loss = config.loss
     if loss.margin and loss.label_smoothing:
         raise ConfigError(
             f"loss.margin = {loss.margin} and loss.label_smoothing = {loss.label_smoothing} "
             "exclude each other; set one of them to 0"
         )
-    few_shot_data.check_sets(data)
+    few_shot_data.check_sets(config.data)
 
 
-def check_data(
-    data: MarginData,
-    evaluation: MarginEvaluation,
-    num_features: int,
-    counts_by_split: Mapping[str, np.ndarray],
-) -> None:
+def check_data(config: NegativeMarginConfig, num_features: int, counts: ClassCounts) -> None:
     """Checks that the classes give the episodes, and all images have one shape."""
-    novel = novel_name(data)
-    for split, counts in counts_by_split.items():
+    data, evaluation = config.data, config.evaluation
+    for split, of_split in counts.items():
+        if split == "base" and few_shot_data.has_held_out(data):
+            continue
         shots = evaluation.shots
         if split == "validation":  # Validations during training have shots of their own.
             shots = (evaluation.validation_shots, *shots)
-        if split == "base" and has_held_out(data):
-            continue
-        classes = f"{split} classes of {data.name if split in ('base', 'held-out') else novel}"
-        few_shot.check_class_counts(counts, classes, evaluation, shots)
-    check_shapes(data)
+        name = few_shot_data.novel_name(data) if split in ("validation", "novel") else data.name
+        few_shot.check_class_counts(of_split, f"{split} classes of {name}", evaluation, shots)
+    few_shot_data.check_shapes(data)
 
 
 def objective(options: MarginLoss, scale: float, problem: Problem) -> Objective:
@@ -179,15 +176,15 @@ def objective(options: MarginLoss, scale: float, problem: Problem) -> Objective:
     The authors shift the inner products of every sample so that the least of them is 0. The shift
     is not computed here: it is the same for all logits of a sample, and cancels in the softmax.
     """
-    logits_of, smoothing = _LOGITS[options.name], options.label_smoothing
-    margin_loss = partial(jaxloss.margin_softmax_loss, margin=options.margin, scale=scale)
+    smoothing, axis_name = options.label_smoothing, problem.axis_name
+    logits_of = jaxloss.cosine_logits if options.name == "cosine" else jaxloss.linear_logits
+    with_margin = partial(jaxloss.margin_softmax_loss, margin=options.margin, scale=scale)
 
     def loss_of(logits, labels):
-        if smoothing:
-            loss, logits = partial(jaxloss.softmax_loss, label_smoothing=smoothing), scale * logits
-        else:
-            loss = margin_loss
-        return loss(logits, labels, axis_name=problem.axis_name)
+        if not smoothing:
+            return with_margin(logits, labels, axis_name=axis_name)
+        smooth = {"label_smoothing": smoothing, "axis_name": axis_name}
+        return jaxloss.softmax_loss(scale * logits, labels, **smooth)
 
     def logits(features, head, objective_state):
         return logits_of(features, head["kernel"])
@@ -196,18 +193,8 @@ def objective(options: MarginLoss, scale: float, problem: Problem) -> Objective:
     return unscaled._replace(logits=lambda *inputs: scale * logits(*inputs))
 
 
-def _scale(options: MarginLoss, backbone: str) -> float:
-    authors = 30.0 if options.name == "cosine" else 10.0 if backbone == "resnet12" else 5.0
-    return options.scale or authors
-
-
 def evaluate(
-    data: MarginData,
-    evaluation: MarginEvaluation,
-    classifier: Classifier,
-    fine_tuning: FineTuning,
-    split: str,
-    outputs_of_split: Callable[[str], Outputs],
+    config: NegativeMarginConfig, split: str, outputs_of_split: OutputsOf
 ) -> dict[str, Any]:
     """Accuracy of classifiers fine-tuned in episodes, discriminability of the features, and P^s.
 
@@ -219,36 +206,35 @@ def evaluate(
     classes are those that are not for training, if there are any. Where logits are inner products,
     a classifier is fine-tuned on normalised features, too.
     """
+    data, evaluation, classifier = config.data, config.evaluation, fine_tuned_classifier(config)[0]
     results, discriminability, counted, episodes = [], {}, {}, {}
     values: dict[str, tuple[float | None, ...]] = {}
-    parts = parts_of(data, split)
+    parts = few_shot_data.parts_of(data, split)
     for part in parts:
-        held_out = part == "base" and has_held_out(data)
+        held_out = part == "base" and few_shot_data.has_held_out(data)
         outputs = outputs_of_split("held-out" if held_out else part)
-        features, labels = outputs.features, outputs.labels
+        features, labels = outputs[:2]
         for form in _forms(classifier):
             for result, of_episodes in evaluate_fine_tuning(
                 unit_features(features) if form else features,
                 labels,
                 config=evaluation,
                 classifier=classifier,
-                settings=fine_tuning,
+                settings=config.fine_tuning,
             ):
                 name = _accuracy(part, result.shots, form).name
-                named = {"split": part, "classifier": classifier + form}
-                results.append(result._asdict() | named)
+                results.append(result._asdict() | {"split": part, "classifier": classifier + form})
                 values[name] = (result.accuracy, result.interval)
                 episodes[name] = of_episodes.tolist()
         scatter = _discriminability(features, labels)._asdict()
         discriminability[part] = {field: float(value) for field, value in scatter.items()}
-        for column, (title, _) in _SCATTER.items():
-            values[f"{part} {title}"] = (discriminability[part][column],)
         counted[part] = shared_predictions(predict_classes(outputs.logits()), labels)._asdict()
-        for column, title in _COUNTED.items():
-            values[f"{part} {title}"] = (counted[part][column],)
+        titles = {column: title for column, (title, _) in _SCATTER.items()} | _COUNTED
+        for column, value in (discriminability[part] | counted[part]).items():
+            values[f"{part} {titles[column]}"] = (value,)
     shares = shares_of_eq_10(discriminability)
     values |= {f"{part} {_SHARE_OF_EQ_10}": (share,) for part, share in shares.items()}
-    named = {metric.name: metric for metric in metrics(parts, evaluation, classifier)}
+    named = {metric.name: metric for metric in metrics(config, parts)}
     return {
         "evaluation": to_dict(evaluation) | {"classifier": classifier},
         "results": results,
@@ -322,18 +308,17 @@ def share_bounds(scatters: _Scatters, baseline: _Scatters) -> dict[str, float | 
     """
     if "base" not in scatters:
         return {}
-    runs = scatters, baseline
-    bases = [run["base"] for run in runs]
-
-    def bound(part: str) -> float | None:
-        if any(base["inter"] - base["intra"] <= _LEAST_GAP for base in bases):
-            return None
+    bounds: dict[str, float | None] = dict.fromkeys(part for part in scatters if part != "base")
+    runs, bases = (scatters, baseline), (scatters["base"], baseline["base"])
+    if any(base["inter"] - base["intra"] <= _LEAST_GAP for base in bases):
+        return bounds
+    apart, apart_baseline = (1 - base["intra"] / base["inter"] for base in bases)
+    for part in bounds:
         psi, psi_baseline = (run[part]["inter"] / run["base"]["inter"] for run in runs)
-        apart, apart_baseline = (1 - base["intra"] / base["inter"] for base in bases)
         denominator = psi * apart_baseline - psi_baseline * apart
-        return (psi - psi_baseline) / denominator if denominator > _LEAST_GAP else None
-
-    return {part: bound(part) for part in scatters if part != "base"}
+        if denominator > _LEAST_GAP:
+            bounds[part] = (psi - psi_baseline) / denominator
+    return bounds
 
 
 def measure_bounds(report: dict[str, Any], baseline: dict[str, Any]) -> list[dict[str, Any]]:
@@ -342,9 +327,9 @@ def measure_bounds(report: dict[str, Any], baseline: dict[str, Any]) -> list[dic
     return [_share_bound(part).measured(bound) for part, bound in bounds.items()]
 
 
-def metrics(parts: list[str], evaluation: MarginEvaluation, classifier: Classifier) -> list[Metric]:
+def metrics(config: NegativeMarginConfig, parts: list[str]) -> list[Metric]:
     """Accuracy for each split and number of shots; discriminability, its parts, P^s and shares."""
-    forms, shots = _forms(classifier), evaluation.shots
+    forms, shots = _forms(fine_tuned_classifier(config)[0]), config.evaluation.shots
     others = [part for part in parts if part != "base"] if "base" in parts else []
     return [
         *(_accuracy(part, k, form) for part in parts for form in forms for k in shots),
@@ -362,22 +347,16 @@ def _share_bound(part: str) -> Metric:
     return Metric(f"{part} P^s bound", "", higher_is_better=None)
 
 
-def label(options: MarginLoss) -> str:
-    """The loss, for tables."""
-    smoothing = f", ε = {options.label_smoothing:g}" if options.label_smoothing else ""
-    return f"{_LABELS[options.name]}, m = {options.margin:g}{smoothing}"
-
-
 def report(results: dict[str, Any]) -> list[str]:
     """A phrase on the evaluation, a table of classes and shots, and one of discriminability."""
     evaluation, tuning = results["evaluation"], results["fine_tuning"]
-    base = "test images" if test_split(results["data"]) else "training images"
+    base = "test images" if few_shot_data.test_split(results["data"]) else "training images"
     if results["holdout"]:
         base = "held out from training"
     if results["base_test"]:
         base = f"test images of {results['base_test']}"
     counted, shares = results["shared_predictions"], results["shares_of_eq_10"]
-    number = results["base_classes"] or ""
+    number = f"{results['base_classes']} " if results["base_classes"] else ""
 
     def cells(split: str) -> list[str]:
         values = [counted[split][field] for field in _COUNTED]
@@ -402,7 +381,7 @@ def report(results: dict[str, Any]) -> list[str]:
         "P^s: share of the pairs of images of a class that the trained classifier gives to the "
         f"same base class, averaged over classes; by chance: of all pairs of images{inverted}.",
         "",
-        f"Images of the {number}{' ' if number else ''}base classes ({results['data']}): {base}.",
+        f"Images of the {number}base classes ({results['data']}): {base}.",
     ]
     if results["novel_data"] != results["data"]:
         lines.append(f"Validation and novel classes: those of {results['novel_data']}.")
