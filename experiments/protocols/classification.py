@@ -72,6 +72,15 @@ def build(
     """
     is_long_tail = data.imbalance != 1
     metrics = _METRICS + (_LONG_TAIL_METRICS if is_long_tail else ())
+    options = *ClassificationData.__annotations__, "mixup", "cutmix"
+    default = vars(ClassificationData())
+    changed = {o: vars(data)[o] for o in options if vars(data)[o] != default[o]}
+
+    def check_data(num_features: int, counts: Mapping[str, np.ndarray]) -> None:
+        if counts["test"].min() < 1:
+            raise ConfigError(f"a class of {data.name} has no image for test")
+        if is_long_tail and len(counts["train"]) < 3:
+            raise ConfigError("head, medium and tail need at least 3 classes; set data.classes")
 
     def evaluate(split: str, outputs_of_split: Callable[[str], Outputs]) -> dict[str, Any]:
         outputs = outputs_of_split(split)
@@ -105,13 +114,13 @@ def build(
         splits=SPLITS,
         parts=partial(parts, data),
         check_options=check_options,
-        check_data=partial(check_data, data),
+        check_data=check_data,
         objective=objective,
         validation_metric=Metric("accuracy"),
         validate=lambda outputs: accuracy(predict_classes(outputs.logits()), outputs.labels),
         metrics=metrics,
         evaluate=evaluate,
-        description={"label": label} | describe_data(data),
+        description={"label": label, **changed},
         report=report,
     )
 
@@ -173,20 +182,3 @@ def selected(
     """The chosen images of a split, which are rows of a stored one with ascending labels."""
     read = partial(load_split, name, stored, rows=chosen.rows[split], **vars(folders))
     return Part(chosen.counts(labels, split), lambda: chosen.renumber(read()))
-
-
-def check_data(
-    data: ClassificationData, num_features: int, counts_by_split: Mapping[str, np.ndarray]
-) -> None:
-    """Checks that every class has a test image, and a long tail enough classes for its groups."""
-    if counts_by_split["test"].min() < 1:
-        raise ConfigError(f"a class of {data.name} has no image for test")
-    if data.imbalance != 1 and len(counts_by_split["train"]) < 3:
-        raise ConfigError("head, medium and tail need at least 3 classes; set data.classes")
-
-
-def describe_data(data: ClassificationData) -> dict[str, Any]:
-    """The options that differ from all images of all classes."""
-    options = *ClassificationData.__annotations__, "mixup", "cutmix"
-    default = ClassificationData()
-    return {o: vars(data)[o] for o in options if vars(data)[o] != vars(default)[o]}

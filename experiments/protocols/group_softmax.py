@@ -115,16 +115,13 @@ def objective(options: GroupLoss, problem: Problem) -> Objective:
             means |= {f"{name}_loss": loss_of(name, batch, groups, None) for name in _LABELS}
         return Loss(value, step + 1 if is_random else step, means)
 
-    def init_head(key: jax.Array):
-        # Discriminative groups of an untrained classifier have large logits of opposite signs at
-        # the usual deviation 1 / √d. From there `tight` hardly learns: see the preset icons-groups.
-        # PyTorch's linear layers start with deviation 1 / √(3d).
-        return init_linear_head(problem, key, scale=0.1)
-
-    if is_random:
-        # The objective state is the step, so that every step draws other groups.
-        return Objective(init_head, loss, head_logits, lambda: jnp.zeros((), jnp.int32))
-    return Objective(init_head, loss, head_logits)
+    # Discriminative groups of an untrained classifier have large logits of opposite signs at the
+    # usual deviation 1 / √d. From there `tight` hardly learns: see the preset icons-groups.
+    # PyTorch's linear layers start with deviation 1 / √(3d).
+    init_head = partial(init_linear_head, problem, scale=0.1)
+    # The objective state of random groups is the step, so that every step draws other ones.
+    init_state = partial(jnp.zeros, (), jnp.int32) if is_random else tuple
+    return Objective(init_head, loss, head_logits, init_state)
 
 
 def diagnose(gradient: Callable[..., Array], outputs: Outputs) -> dict[str, float]:

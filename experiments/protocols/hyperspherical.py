@@ -84,18 +84,16 @@ class HypersphericalConfig(TrainConfig):
 
     def fixed_steps(self) -> str:
         """As in `TrainConfig`; the dynamic assignment logs a number for every epoch."""
-        dynamic = self.loss.name == "dynamic"
-        return (
-            "the state of loss.name = dynamic has their number"
-            if dynamic
-            else super().fixed_steps()
-        )
+        if self.loss.name == "dynamic":
+            return "the state of loss.name = dynamic has their number"
+        return super().fixed_steps()
 
 
 def build(config: HypersphericalConfig) -> Protocol:
     """The protocol of a run."""
     loss = config.loss
-    note = "The calibration error is that of cosines without a scale."
+    cosines = config.evaluation.calibration == "cosines" and loss.name != "softmax"
+
     return classification.build(
         config.data,
         label=label(loss),
@@ -103,7 +101,7 @@ def build(config: HypersphericalConfig) -> Protocol:
         check_options=check_options,
         extra_results=assignment_results if loss.name == "dynamic" else lambda outputs: {},
         calibrated=partial(calibrated_logits, config),
-        note=note if _calibrates_cosines(config) else "",
+        note="The calibration error is that of cosines without a scale." if cosines else "",
     )
 
 
@@ -123,12 +121,12 @@ def objective(options: HypersphericalLoss, problem: Problem) -> Objective:
     if options.name == "softmax":
         return objective_of_logits(partial(init_linear_head, problem), head_logits, loss_of)
     if options.name == "cosine-softmax":
-        return objective_of_logits(partial(init_kernel, problem), _cosines, loss_of)
+
+        def cosines(features, head, objective_state):
+            return jaxloss.cosine_logits(features, head["kernel"])
+
+        return objective_of_logits(partial(init_kernel, problem), cosines, loss_of)
     return _with_prototypes(options, problem)
-
-
-def _cosines(features: Array, head: dict[str, Array], objective_state: Any) -> Array:
-    return jaxloss.cosine_logits(features, head["kernel"])
 
 
 def _with_prototypes(options: HypersphericalLoss, problem: Problem) -> Objective:
@@ -225,28 +223,23 @@ def _distance(
         lengths = balanced(jnp.asarray(labels_of(problem.class_counts)))
 
     def distance(features, labels, objective_state):
-        loss_of = jaxloss.prototype_loss
-        if options.criterion == "dot-regression":
-            features /= optax.safe_norm(features, 1e-12, axis=1, keepdims=True)
-            # Mixup's second labels are those of the whole batch in another order, so that both
-            # terms of its loss get the lengths of the batch before mixup.
-            own = lengths
-            if own is None:
-                own = balanced(labels, axis_name=problem.axis_name)
-            loss_of = partial(jaxloss.dot_regression_loss, lengths=own)
-        prototypes, assignment = objective_state["prototypes"], objective_state["assignment"]
-        return loss_of(features, labels, prototypes, assignment=assignment, **common)
+        assigned = {**common, "assignment": objective_state["assignment"]}
+        prototypes = objective_state["prototypes"]
+        if options.criterion == "prototype":
+            return jaxloss.prototype_loss(features, labels, prototypes, **assigned)
+        features /= optax.safe_norm(features, 1e-12, axis=1, keepdims=True)
+        # Mixup's second labels are those of the whole batch in another order, so that both terms
+        # of its loss get the lengths of the batch before mixup.
+        own = balanced(labels, axis_name=problem.axis_name) if lengths is None else lengths
+        return jaxloss.dot_regression_loss(features, labels, prototypes, lengths=own, **assigned)
 
     return distance
 
 
-def _calibrates_cosines(config: HypersphericalConfig) -> bool:
-    return config.evaluation.calibration == "cosines" and config.loss.name != "softmax"
-
-
 def calibrated_logits(config: HypersphericalConfig, outputs: Outputs) -> np.ndarray:
     """The logits [n, C] whose softmax is the confidence, by `evaluation.calibration`."""
-    if not _calibrates_cosines(config) or config.loss.name == "cosine-softmax":
+    plain = config.loss.name in ("softmax", "cosine-softmax")
+    if config.evaluation.calibration == "logits" or plain:
         return outputs.logits()
     state = outputs.objective_state
     assigned = state["prototypes"][:, state["assignment"]]
