@@ -93,7 +93,6 @@ def build(config: HypersphericalConfig) -> Protocol:
     """The protocol of a run."""
     loss = config.loss
     cosines = config.evaluation.calibration == "cosines" and loss.name != "softmax"
-
     return classification.build(
         config.data,
         label=label(loss),

@@ -12,16 +12,7 @@ from annotated_types import Lt
 from jax import Array, lax
 
 import jaxloss
-from experiments.config import (
-    DataConfig,
-    Folders,
-    NamedLoss,
-    Positive,
-    SamplingConfig,
-    Share,
-    TrainConfig,
-    Weight,
-)
+from experiments.config import DataConfig, Folders, NamedLoss, Positive, Share, TrainConfig, Weight
 from experiments.contracts import Metric, Objective, Outputs, Part, Problem, Protocol, measured
 from experiments.data.builders import is_multi_label, split_names
 from experiments.data.pipeline import load_split, load_targets
@@ -120,19 +111,31 @@ def build(config: MultiLabelConfig) -> Protocol:
     """The protocol of a run."""
     data, loss = config.data, config.loss
     held_out = {"holdout": data.holdout} if data.holdout else {}
-    description = {"label": label(loss), "train_on": data.train_on, **held_out}
+
+    def check_options(num_features: int) -> None:
+        if config.sampling.strategy != "random":
+            raise ConfigError(
+                f"sampling.strategy = {config.sampling.strategy} needs one class per image; choose "
+                "`random`"
+            )
+
+    def check_data(num_features: int, counts: Mapping[str, np.ndarray]) -> None:
+        for split, of_split in counts.items():
+            if not of_split.any():
+                raise ConfigError(f"no {split} image of {data.name} has a label")
+
     return Protocol(
         splits=SPLITS,
         parts=partial(parts, data, config.sampling.batch_size),
-        check_options=lambda num_features: check_sampling(config.sampling),
+        check_options=check_options,
         compares_samples=compares_samples(loss),
-        check_data=partial(check_data, data.name),
+        check_data=check_data,
         objective=partial(objective, loss),
         validation_metric=Metric("mean of mAP@class and mAP@sample"),
         validate=validate,
         metrics=METRICS,
         evaluate=evaluate,
-        description=description,
+        description={"label": label(loss), "train_on": data.train_on, **held_out},
         report=report,
     )
 
@@ -188,24 +191,9 @@ def parts(data: MultiLabelData, batch_size: int, folders: Folders) -> dict[str, 
     }
 
 
-def check_sampling(sampling: SamplingConfig) -> None:
-    """Checks that sampling fits images with any number of labels."""
-    if sampling.strategy != "random":
-        raise ConfigError(
-            f"sampling.strategy = {sampling.strategy} needs one class per image; choose `random`"
-        )
-
-
 def compares_samples(options: MultiLabelLoss) -> bool:
     """Whether the loss compares samples with each other."""
     return _METHODS[options.name].compares_samples
-
-
-def check_data(name: str, num_features: int, counts_by_split: Mapping[str, np.ndarray]) -> None:
-    """Checks that every split has a label."""
-    for split, counts in counts_by_split.items():
-        if not counts.any():
-            raise ConfigError(f"no {split} image of {name} has a label")
 
 
 def build_loss(options: MultiLabelLoss, problem: Problem) -> Callable[[Array, Array], Array]:

@@ -79,11 +79,16 @@ class TwoTowersConfig(TrainConfig):
 def build(config: TwoTowersConfig) -> Protocol:
     """The protocol of a run."""
     name, loss = config.data.name, config.loss
+
+    def check_options(num_features: int) -> None:
+        if name != "icons":
+            raise ConfigError(f"data.name must be icons, whose classes have names, got {name}")
+
     return Protocol(
         splits=SPLITS,
         parts=partial(parts, name),
         check_data=lambda num_features, counts: None,
-        check_options=lambda num_features: _check_data_set(name),
+        check_options=check_options,
         objective=partial(objective, loss),
         validation_metric=METRICS[0],
         validate=lambda outputs: retrieval(outputs, "base")[0],
@@ -93,11 +98,6 @@ def build(config: TwoTowersConfig) -> Protocol:
         report=report,
         compares_samples=True,
     )
-
-
-def _check_data_set(name: str) -> None:
-    if name != "icons":
-        raise ConfigError(f"data.name must be icons, whose classes have names, got {name}")
 
 
 def _of_base(metric: Metric) -> Metric:
@@ -126,12 +126,13 @@ def objective(options: TwoTowersLoss, problem: Problem) -> Objective:
     """
     codes = character_codes(class_names("base"))
 
+    is_info_nce = options.name == "info-nce"
+
     def init_head(key: Array) -> dict[str, Any]:
         of_images, of_names = jax.random.split(key)
         shape = (problem.num_features, options.dim)
-        first = 1 / options.temperature if options.name == "info-nce" else options.scale
-        bias = {} if options.name == "info-nce" else {"bias": jnp.float32(options.bias)}
-        return bias | {
+        first = 1 / options.temperature if is_info_nce else options.scale
+        return ({} if is_info_nce else {"bias": jnp.float32(options.bias)}) | {
             "images": jax.nn.initializers.lecun_normal()(of_images, shape),
             "names": init_characters(of_names, width=options.characters, dim=options.dim),
             "log_scale": jnp.float32(np.log(first)),
@@ -144,11 +145,10 @@ def objective(options: TwoTowersLoss, problem: Problem) -> Objective:
         names = embed_characters(head["names"], jnp.asarray(codes))[labels]
         scale = jnp.exp(head["log_scale"])
         common: dict[str, Any] = {"ids": labels, "axis_name": axis_name}
-        if options.name == "info-nce":
+        if is_info_nce:
             return jaxloss.info_nce_loss(images, names, temperature=1 / scale, **common)
-        return jaxloss.sigmoid_contrastive_loss(
-            images, names, scale=scale, bias=head["bias"], **common
-        )
+        common |= {"scale": scale, "bias": head["bias"]}
+        return jaxloss.sigmoid_contrastive_loss(images, names, **common)
 
     loss_of = over_devices(pair_loss, problem)
 
@@ -207,8 +207,9 @@ def evaluate(split: str, outputs_of_split: Callable[[str], Outputs]) -> dict[str
 
 def report(results: dict[str, Any]) -> list[str]:
     """A phrase on the evaluation, and a table of both directions with the level of chance."""
+    percent = partial(format_value, unit="%", digits=1)
     rows = [
-        [classes, drawings, *(f"{_percent(v)} ({_percent(c)})" for v, c in zip(*both, strict=True))]
+        [classes, drawings, *(f"{percent(v)} ({percent(c)})" for v, c in zip(*both, strict=True))]
         for classes, drawings, *both in results["retrieval"]
     ]
     return [
@@ -219,7 +220,3 @@ def report(results: dict[str, Any]) -> list[str]:
         "In brackets: the value for a random order. All drawings of novel classes are new, and so "
         "are their names. Of the base classes, the training has other drawings and the names.",
     ]
-
-
-def _percent(value: float) -> str:
-    return format_value(value, "%", digits=1)
