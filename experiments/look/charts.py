@@ -174,7 +174,7 @@ def spectrum(view: View) -> Picture | None:
     head, config = view.run.state.params["classifier"], cast(Any, view.run.plan.config)
     loss = terms(config.loss.name) if isinstance(config, FewShotConfig) else None
     kernel = np.asarray(head.get("kernel", 0), np.float64)
-    if (loss and loss.classification is None) or not kernel.any():
+    if (loss and not loss.classification) or not kernel.any():
         return None
     basis, values = span(kernel)
     dim, rank = basis.shape

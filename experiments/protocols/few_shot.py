@@ -107,7 +107,7 @@ def build(config: FewShotConfig) -> Protocol:
             "subset_seed": data.subset_seed,
         },
         report=report,
-        compares_samples=terms(loss.name).metric is not None,
+        compares_samples=bool(terms(loss.name).metric),
         diagnose=partial(diagnose, loss),
     )
 
@@ -177,7 +177,7 @@ def objective(options: IntegratedLoss, problem: Problem) -> Objective:
                 objective_state, rows, labels, axis_name=problem.axis_name
             )
         value = loss_of(features, labels, head["kernel"], head["bias"], **earlier)
-        if terms(options.name).classification is not None:
+        if terms(options.name).classification:
             means = train_accuracy(head_logits(features, head, objective_state), labels)
         return Loss(value, objective_state, means)
 
@@ -309,7 +309,7 @@ def diagnose(loss: IntegratedLoss, outputs: Outputs) -> dict[str, float]:
 
 
 def _subspace(loss: IntegratedLoss, outputs: Outputs) -> ClassifierSubspace | None:
-    if terms(loss.name).classification is None:
+    if not terms(loss.name).classification:
         return None
     return classifier_subspace(outputs.features, outputs.labels, np.asarray(outputs.head["kernel"]))
 

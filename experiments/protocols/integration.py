@@ -93,12 +93,12 @@ class IntegratedLoss(NamedLoss):
 
 
 class Terms(NamedTuple):
-    """The parts of a loss name."""
+    """The parts of a loss name; empty if it has none."""
 
-    integration: Literal["sum", "direct", "spectral"] | None
-    """None: a single loss."""
-    classification: str | None
-    metric: str | None
+    integration: str
+    """`sum`, `direct` or `spectral`."""
+    classification: str
+    metric: str
 
 
 def terms(name: str) -> Terms:
@@ -106,14 +106,14 @@ def terms(name: str) -> Terms:
     integration, _, parts = name.rpartition(":")
     first, plus, second = parts.partition("+")
     if plus:
-        return Terms(integration or "sum", first, second)  # pyright: ignore[reportArgumentType]
-    return Terms(None, first, None) if first in _CLASSIFICATION else Terms(None, None, first)
+        return Terms(integration or "sum", first, second)
+    return Terms("", first, "") if first in _CLASSIFICATION else Terms("", "", first)
 
 
 def label(name: str) -> str:
     """The loss as the paper writes it, such as SCE⊕NCA."""
     integration, *parts = terms(name)
-    return _OPERATORS.get(integration or "", "").join(_LABELS[part][0] for part in parts if part)
+    return _OPERATORS.get(integration, "").join(_LABELS[part][0] for part in parts if part)
 
 
 def notation(names: Sequence[str], options: IntegratedLoss) -> list[str]:
@@ -134,10 +134,8 @@ def build_loss(options: IntegratedLoss, problem: Problem) -> Callable[..., Array
     With the keywords `references` and `reference_labels`, of features as `metric_features` returns
     them, each image is compared with these, too, in a second metric loss.
 
-    The loss projects the features itself. `jaxloss.direct_sum_loss` and `spectral_sum_loss` pass
-    the same features to both losses and project no references, while here the metric loss may get
-    features of length 1, and its references are projected. With neither, as for `nca` and
-    `proto` without a queue, the values are those of the library's functions.
+    `jaxloss.direct_sum_loss` and `spectral_sum_loss` have the same values for `nca` and `proto`,
+    but pass no features of length 1 to the metric loss, and project no references.
     """
     name = terms(options.name)
     classification, metric = _parts(options, problem.num_features, len(problem.class_counts))
@@ -148,7 +146,7 @@ def build_loss(options: IntegratedLoss, problem: Problem) -> Callable[..., Array
             power=options.power,
             stop_gradient=options.stop_gradient,
         ),
-    }.get(name.integration or "")
+    }.get(name.integration, lambda rows, weights: rows)
 
     def loss(
         features: Array,
@@ -168,17 +166,13 @@ def build_loss(options: IntegratedLoss, problem: Problem) -> Callable[..., Array
             return value
         if name.metric in _WITH_PROXIES:
             return metric(features, labels, weights, axis_name=axis_name)
-
-        def projected(rows: Array) -> Array:
-            if project is None:
-                return rows
-            return project(rows, lax.stop_gradient(weights) if options.stop_gradient else weights)
-
+        spanned = lax.stop_gradient(weights) if options.stop_gradient else weights
         # Normalised first: to normalise an almost empty complement amplifies its noise.
-        compared = projected(metric_features(options, features))
+        compared = project(metric_features(options, features), spanned)
         found = metric(compared, labels, axis_name=axis_name)
         if references is not None:
-            given = {"references": projected(references), "reference_labels": reference_labels}
+            references = project(references, spanned)
+            given = {"references": references, "reference_labels": reference_labels}
             found += metric(compared, labels, **given, axis_name=axis_name)
         return value + (options.metric_weight if classification is not None else 1) * found
 
@@ -229,7 +223,7 @@ def _parts(
         "proxy-anchor": partial(jaxloss.proxy_anchor_loss, scale=32.0 * sharp),
         "proxy-nca": partial(jaxloss.proxy_nca_loss, temperature=1 / 9 / sharp),
     }
-    return _CLASSIFICATION.get(classification or ""), metric_losses.get(metric or "")
+    return _CLASSIFICATION.get(classification), metric_losses.get(metric)
 
 
 def gradient_cosine(options: IntegratedLoss, outputs: Outputs, batch_size: int) -> float | None:
