@@ -10,17 +10,29 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import jaxloss
 from experiments.config import Folders, NamedLoss, Positive, TrainConfig, to_dict
-from experiments.contracts import ImageSet, Loss, Metric, Objective, Part, Problem, Protocol
+from experiments.contracts import (
+    BATCH_AXIS,
+    CLASS_AXIS,
+    ImageSet,
+    Loss,
+    Metric,
+    Objective,
+    Part,
+    Problem,
+    Protocol,
+)
 from experiments.protocols import few_shot, few_shot_data
 from experiments.protocols.few_shot import FewShotEvaluation
 from experiments.protocols.few_shot_data import FewShotData
-from experiments.protocols.linear_head import build_classifier_loss, init_kernel
+from experiments.protocols.linear_head import init_kernel
 
 
 @dataclass(frozen=True)
@@ -87,14 +99,27 @@ def parts(data: FewShotData, folders: Folders) -> dict[str, Part]:
 
 
 def objective(options: InstanceLoss, problem: Problem) -> Objective:
-    """A classifier of cosines, whose classes a mesh may spread over devices."""
-    loss_of = build_classifier_loss(
-        problem, similarity="cosine", margin=options.margin, scale=options.scale
-    )
+    """A classifier of cosines, whose classes a mesh may spread over devices.
+
+    The loss never holds all logits.
+    """
+    mesh, axis_name = problem.mesh, problem.axis_name
+    how: Any = {"similarity": "cosine", "margin": options.margin, "scale": options.scale}
+    losses = partial(jaxloss.classifier_loss, reduction="none", **how)
 
     def loss(features, labels, head, objective_state):
-        value, probability = loss_of(features, labels, head["kernel"])
-        return Loss(value, objective_state, {"target_probability": probability})
+        kernel = head["kernel"]
+        if mesh is None:
+            values = losses(features, labels, kernel)
+        else:
+            # Classes that fill up the last devices do not count.
+            real = jnp.arange(kernel.shape[1]) < len(problem.class_counts)
+            bias = jnp.where(real, 0, -jnp.inf).astype(kernel.dtype)
+            spread = jaxloss.sharded_loss(losses, mesh, BATCH_AXIS)
+            values = spread(features, labels, kernel, bias, class_axis_name=CLASS_AXIS)
+        value = jnp.mean(values)
+        value = value if axis_name is None else lax.pmean(value, axis_name)
+        return Loss(value, objective_state, {"target_probability": jnp.mean(jnp.exp(-values))})
 
     def logits(features, head, objective_state):
         return options.scale * jaxloss.cosine_logits(features, head["kernel"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 import jaxloss
 from experiments.contracts import BATCH_AXIS, CLASS_AXIS, Loss, Objective, Problem
@@ -64,33 +64,6 @@ def objective_of_logits(
         return Loss(loss_of(logits, labels), objective_state, means)
 
     return Objective(init_head, loss, logits_of)
-
-
-def build_classifier_loss(
-    problem: Problem, **options: Any
-) -> Callable[[Array, Array, Array], tuple[Array, Array]]:
-    """Softmax cross-entropy that never holds all logits, also where a mesh spreads the classes.
-
-    With options of `jaxloss.classifier_loss`, a function of features [n, d], labels [n] and kernel
-    [d, C]: the mean over all devices, and the mean probability of the target over this device.
-    """
-    losses = partial(jaxloss.classifier_loss, reduction="none", **options)
-    mesh = problem.mesh
-    divided = losses if mesh is None else jaxloss.sharded_loss(losses, mesh, BATCH_AXIS)
-
-    def mean(features: Array, labels: Array, kernel: Array) -> tuple[Array, Array]:
-        if mesh is None:
-            values = losses(features, labels, kernel)
-        else:
-            # Classes that fill up the last devices do not count.
-            real = jnp.arange(kernel.shape[1]) < len(problem.class_counts)
-            bias = jnp.where(real, 0, -jnp.inf).astype(kernel.dtype)
-            values = divided(features, labels, kernel, bias, class_axis_name=CLASS_AXIS)
-        value = jnp.mean(values)
-        value = value if problem.axis_name is None else lax.pmean(value, problem.axis_name)
-        return value, jnp.mean(jnp.exp(-values))
-
-    return mean
 
 
 def over_devices(loss: Callable[..., Array], problem: Problem) -> Callable[..., Array]:

@@ -28,9 +28,9 @@ from experiments.config import ModelConfig, OptimizerConfig
 from experiments.contracts import CLASS_AXIS, Problem
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
+from experiments.protocols import instance
 from experiments.protocols.few_shot import FewShotEvaluation
-from experiments.protocols.instance import InstanceConfig
-from experiments.protocols.linear_head import build_classifier_loss
+from experiments.protocols.instance import InstanceConfig, InstanceLoss
 from experiments.runs import evaluate, load_run, train_run
 from experiments.topologies import tpu_devices
 from experiments.training.checkpoints import class_sharding
@@ -91,18 +91,18 @@ def test_the_loss_of_classes_on_devices_is_that_of_one(shape, classes):
         rng = np.random.default_rng(0)
         features, kernel = rng.normal(size=(8, 6)), rng.normal(size=(6, classes))
         labels = jnp.asarray(rng.integers(0, classes, 8), jnp.int32)
-        options = {"similarity": "cosine", "margin": 0.2, "scale": 6.0, "block_size": 2}
+        options = InstanceLoss(margin=0.2, scale=6.0)
         mesh = device_mesh("jit", shape)
         fill = -classes % mesh.shape[CLASS_AXIS]
 
         def spread(features, kernel):
-            problem = Problem(6, np.ones(classes, np.int64), mesh=mesh)
-            loss_of = build_classifier_loss(problem, **options)
-            return loss_of(features, labels, jnp.pad(kernel, [(0, 0), (0, fill)]))
+            objective = instance.objective(options, Problem(6, np.ones(classes), mesh=mesh))
+            head = {"kernel": jnp.pad(kernel, [(0, 0), (0, fill)])}
+            return objective.loss(features, labels, head, ())[::2]
 
         def whole(features, kernel):
-            problem = Problem(6, np.ones(classes, np.int64))
-            return build_classifier_loss(problem, **options)(features, labels, kernel)
+            objective = instance.objective(options, Problem(6, np.ones(classes)))
+            return objective.loss(features, labels, {"kernel": kernel}, ())[::2]
 
         run = partial(jax.value_and_grad, argnums=(0, 1), has_aux=True)
         got, expected = (jax.jit(run(loss))(features, kernel) for loss in (spread, whole))
