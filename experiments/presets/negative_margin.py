@@ -65,20 +65,11 @@ class _Dataset(NamedTuple):
     warmup: int
 
 
-class _Backbone(NamedTuple):
-    """A backbone, the side of its images, and that before the crop: ⌊1.15 · side⌋."""
-
-    title: str
-    model: ModelConfig
-    side: int
-    resized: int
-
-
 class _Row(NamedTuple):
     """Weight decay and margin by shots, and rate and size of DropBlock."""
 
     dataset: _Dataset
-    backbone: _Backbone
+    model: ModelConfig
     loss: Literal["cosine", "softmax"]
     pairs: dict[int, tuple[float, float]]
     drop_block: tuple[float, int] | None
@@ -89,15 +80,10 @@ _CUB = _Dataset("CUB few-shot (100 / 50 / 50 classes", "cub_fewshot", "", 5885, 
 _CROSS = _Dataset(
     "mini-ImageNet to CUB (100 / 50 / 50 classes", "mini_imagenet", "cub_fewshot", 60000, 400, 100
 )
-_RESNET18 = _Backbone(
-    "ResNet-18",
-    ModelConfig(backbone="resnet18", widths=(64, 128, 256, 512), pooling="mean"),
-    side=224,
-    resized=257,
-)
-_RESNET12 = _Backbone(
-    "ResNet-12", dataclasses.replace(shared.RESNET12, drop_block=0.0), side=84, resized=96
-)
+_RESNET18 = ModelConfig(backbone="resnet18", widths=(64, 128, 256, 512), pooling="mean")
+_RESNET12 = dataclasses.replace(shared.RESNET12, drop_block=0.0)
+_SIDES = {"resnet18": (224, 257), "resnet12": (84, 96)}
+"""The side of the images of a backbone, and that before the crop: ⌊1.15 · side⌋."""
 
 _TABLE = {
     "mini-imagenet-margin": _Row(
@@ -160,57 +146,51 @@ _OF_DATASET = {
 }
 
 
-def _photographs(row: _Row, weight_decay: float, margin: float) -> NegativeMarginConfig:
-    """Adam on random resized crops, with one pair of weight decay and margin."""
-    dataset, backbone = row.dataset, row.backbone
-    epoch = -(-dataset.images // _BATCH_SIZE)
-    drops: dict[str, Any] = {}
-    if row.drop_block is not None:
-        rate, size = row.drop_block
-        drops = dict(zip(_DROPS.split(), (rate, rate, size, 40000), strict=True))
-    return NegativeMarginConfig(
-        data=MarginData(
-            name=f"{dataset.base}@{backbone.resized}",
-            novel=dataset.novel and f"{dataset.novel}@{backbone.resized}",
-            mean=(0.507, 0.487, 0.441),
-            std=(0.267, 0.257, 0.276),
-            pad=0,
-            color_jitter=0.4,
-            image_size=backbone.side,
-            resize=backbone.resized,
-            resize_to_square=True,
-            crop_scale=(0.08, 1.0),
-        ),
-        sampling=SamplingConfig(batch_size=_BATCH_SIZE),
-        model=dataclasses.replace(backbone.model, **drops),
-        loss=MarginLoss(name=row.loss, margin=margin),
-        optimizer=dataclasses.replace(
-            _ADAM, weight_decay=weight_decay, decay_all=True, warmup_steps=dataset.warmup * epoch
-        ),
-        evaluation=MarginEvaluation(
-            selection="fine-tuned", validation_shots=5, validation_episodes=100
-        ),
-        steps=dataset.epochs * epoch,
-        validate_every=20 * epoch,
-        report_last=True,
-    )
-
-
 def _presets(name: str, row: _Row) -> dict[str, Preset]:
-    """The presets of a row of the table."""
+    """The presets of a row of the table: Adam on random resized crops."""
+    dataset, model, (side, resized) = row.dataset, row.model, _SIDES[row.model.backbone]
+    epoch = -(-dataset.images // _BATCH_SIZE)
     presets, sources, differences = {}, dict(_SOURCES), [*_DIFFERENCES]
     if row.drop_block:
+        rate, size = row.drop_block
+        drops: dict[str, Any] = dict(zip(_DROPS.split(), (rate, rate, size, 40000), strict=True))
+        model = dataclasses.replace(model, **drops)
         differences.append(_OF_DROP_BLOCK)
     else:
         del sources["model.drop_block_size"], sources["model.drop_block_steps"]
-    if row.dataset in _OF_DATASET:
-        differences.append(_OF_DATASET[row.dataset])
+    if dataset in _OF_DATASET:
+        differences.append(_OF_DATASET[dataset])
+    data = MarginData(
+        name=f"{dataset.base}@{resized}",
+        novel=dataset.novel and f"{dataset.novel}@{resized}",
+        mean=(0.507, 0.487, 0.441),
+        std=(0.267, 0.257, 0.276),
+        pad=0,
+        color_jitter=0.4,
+        image_size=side,
+        resize=resized,
+        resize_to_square=True,
+        crop_scale=(0.08, 1.0),
+    )
+    adam = dataclasses.replace(_ADAM, decay_all=True, warmup_steps=dataset.warmup * epoch)
     for shots, (weight_decay, margin) in row.pairs.items():
         suffix = f"-{shots}shot" if len(row.pairs) > 1 and shots > 1 else ""
         presets[name + suffix] = Preset(
-            f"Negative margin on {row.dataset.title}, {row.backbone.title}, {row.loss}, settings "
-            f"for {shots}-shot).",
-            _photographs(row, weight_decay, margin),
+            f"Negative margin on {dataset.title}, {model.backbone.replace('resnet', 'ResNet-')}, "
+            f"{row.loss}, settings for {shots}-shot).",
+            NegativeMarginConfig(
+                data=data,
+                sampling=SamplingConfig(batch_size=_BATCH_SIZE),
+                model=model,
+                loss=MarginLoss(name=row.loss, margin=margin),
+                optimizer=dataclasses.replace(adam, weight_decay=weight_decay),
+                evaluation=MarginEvaluation(
+                    selection="fine-tuned", validation_shots=5, validation_episodes=100
+                ),
+                steps=dataset.epochs * epoch,
+                validate_every=20 * epoch,
+                report_last=True,
+            ),
             sources,
             differences,
         )
