@@ -20,7 +20,6 @@ Other metric losses, alone and in sums, each with the sharpness that validation 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.presets.photographs import FASHION, JITTERED, RESNET12
@@ -55,53 +54,31 @@ _DIFFERENCES = (
 )
 
 
-class _Row(NamedTuple):
-    """A data set of photographs: its images of the base classes, and how it is trained on."""
-
-    title: str
-    name: str
-    images: int
-    epochs: int
-    validate_every: int
-    batch_size: int = 512
-    pad: int = 8
-
-
-_TABLE = {
-    # Tables A, B.
-    "mini-imagenet": _Row("mini-ImageNet (64 / 16 / 20", "mini_imagenet", 38400, 100, 200),
-    "tiered-imagenet": _Row("tiered-ImageNet (351 / 97 / 160", "tiered_imagenet", 448695, 60, 1100),
-    # Tables A, C. Samplings: random 64x2 32x4 16x8 8x16 4x32.
-    "cub": _Row("CUB few-shot (100 / 50 / 50", "cub_fewshot", 5885, 150, 100, batch_size=128),
-    # Tables A, C.
-    "cifar-fs": _Row("CIFAR-FS (64 / 16 / 20", "cifar_fs", 38400, 100, 200, pad=4),
-    # Table D. It has 908 classes and 640 features, which leave a direct sum no subspace. No classes
-    # are left for validation, so the last checkpoint is evaluated. Its table:
-    #     python -m experiments compare inat2017 --sampling random 256x2 128x4 64x8
-    #         --losses sce nca proto sce+nca sce+proto spectral:sce+nca spectral:sce+proto
-    # The powers of Table 6, in 128-way 4-shot batches for NCA and random ones for Proto:
-    #     python -m experiments sweep inat2017 --over loss.power=0.1,0.2,0.3,0.4,0.5
-    #         loss.name/sampling.strategy=spectral:sce+nca/128x4,spectral:sce+proto/random
-    "inat2017": _Row("iNaturalist2017 (908 / – / 227", "inat2017_fewshot", 197612, 100, 800),
-}
-
-
-def _photographs(preset: str, row: _Row) -> Preset:
-    """ResNet-12; with more classes than features, a spectral sum."""
+def _photographs(
+    title: str,
+    name: str,
+    images: int,
+    epochs: int,
+    validate_every: int,
+    batch_size: int = 512,
+    pad: int = 8,
+    spectral: bool = False,
+) -> Preset:
+    """ResNet-12; `images` are those of the base classes."""
     loss, sources, sums = _LOSS, _SOURCES, ""
-    if preset == "inat2017":
+    if spectral:
         loss, sums = replace(_LOSS, name="spectral:sce+nca", power=0.5), ", spectral sum"
         sources = _SOURCES | by_option({"Table D": "sampling: batch_size; loss: name power"})
     config = FewShotConfig(
-        data=FewShotData(name=row.name, **JITTERED, pad=row.pad),
-        sampling=SamplingConfig(batch_size=row.batch_size),
+        data=FewShotData(name=name, **JITTERED, pad=pad),
+        sampling=SamplingConfig(batch_size=batch_size),
         model=RESNET12,
         loss=loss,
         optimizer=OptimizerConfig(learning_rate=0.1, weight_decay=5e-4),
-        steps=row.epochs * (row.images // row.batch_size),
-        validate_every=row.validate_every,
+        steps=epochs * (images // batch_size),
+        validate_every=validate_every,
     )
-    description = f"Few-shot transfer on {row.title} classes, ResNet-12{sums})."
+    description = f"Few-shot transfer on {title} classes, ResNet-12{sums})."
     return Preset(description, config, sources, _DIFFERENCES)
 
 
@@ -124,5 +101,25 @@ PRESETS = {
             validate_every=400,
         ),
     ),
-    **{name: _photographs(name, row) for name, row in _TABLE.items()},
+    # Tables A, B.
+    "mini-imagenet": _photographs("mini-ImageNet (64 / 16 / 20", "mini_imagenet", 38400, 100, 200),
+    "tiered-imagenet": _photographs(
+        "tiered-ImageNet (351 / 97 / 160", "tiered_imagenet", 448695, 60, 1100
+    ),
+    # Tables A, C. Samplings: random 64x2 32x4 16x8 8x16 4x32.
+    "cub": _photographs(
+        "CUB few-shot (100 / 50 / 50", "cub_fewshot", 5885, 150, 100, batch_size=128
+    ),
+    # Tables A, C.
+    "cifar-fs": _photographs("CIFAR-FS (64 / 16 / 20", "cifar_fs", 38400, 100, 200, pad=4),
+    # Table D. It has 908 classes and 640 features, which leave a direct sum no subspace. No classes
+    # are left for validation, so the last checkpoint is evaluated. Its table:
+    #     python -m experiments compare inat2017 --sampling random 256x2 128x4 64x8
+    #         --losses sce nca proto sce+nca sce+proto spectral:sce+nca spectral:sce+proto
+    # The powers of Table 6, in 128-way 4-shot batches for NCA and random ones for Proto:
+    #     python -m experiments sweep inat2017 --over loss.power=0.1,0.2,0.3,0.4,0.5
+    #         loss.name/sampling.strategy=spectral:sce+nca/128x4,spectral:sce+proto/random
+    "inat2017": _photographs(
+        "iNaturalist2017 (908 / – / 227", "inat2017_fewshot", 197612, 100, 800, spectral=True
+    ),
 }
