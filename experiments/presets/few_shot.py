@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
+from experiments.config import ModelConfig, SamplingConfig
 from experiments.presets.photographs import FASHION, JITTERED, RESNET12
 from experiments.presets.preset import DIFFERS, MAIN_TEXT, OURS, Preset, by_option
 from experiments.protocols.few_shot import FewShotConfig
@@ -74,7 +74,6 @@ def _photographs(
         sampling=SamplingConfig(batch_size=batch_size),
         model=RESNET12,
         loss=loss,
-        optimizer=OptimizerConfig(learning_rate=0.1, weight_decay=5e-4),
         steps=epochs * (images // batch_size),
         validate_every=validate_every,
     )

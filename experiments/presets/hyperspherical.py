@@ -111,15 +111,14 @@ _IMAGENET_SWIN = _IMAGENET_SHARED | by_option(
 _SGD = OptimizerConfig(nesterov=False, decay_all=True, schedule="step")
 
 
-def _balanced(data: ClassificationData, *, dim: int, epoch: int):
+def _balanced(name: str, mean: tuple[float, ...], std: tuple[float, ...], *, dim: int, epoch: int):
     """ResNet-32 with a linear layer for 250 epochs, whose steps are `epoch`.
 
     The moving class means decay by 0.9, the number in the code; the code adds to them in place, so
     that the number amounts to 0.95.
     """
     return HypersphericalConfig(
-        data=data,
-        sampling=SamplingConfig(batch_size=128),
+        data=ClassificationData(name=name, mean=mean, std=std),
         model=replace(shared.RESNET32, shortcut="conv3x3", dim=dim, projection="linear"),
         loss=HypersphericalLoss(reduction="sum"),
         evaluation=_COSINES,
@@ -148,15 +147,13 @@ def _long_tail(
     """
     config = HypersphericalConfig(
         data=ClassificationData(
-            name=name, mean=mean, std=std, pad=4, imbalance=0.01, tail_from="mean", mixup=1.0
+            name=name, mean=mean, std=std, imbalance=0.01, tail_from="mean", mixup=1.0
         ),
-        sampling=SamplingConfig(batch_size=128),
         model=replace(shared.RESNET32, widths=widths, projection="norm"),
         loss=HypersphericalLoss(criterion="dot-regression", lengths="batch"),
         evaluation=_COSINES,
         optimizer=replace(
             _SGD,
-            learning_rate=0.1,
             weight_decay=2e-4,
             warmup_steps=5 * epoch,
             warmup_from=0.2,
@@ -214,13 +211,7 @@ PRESETS = {
     # --loss.name fixed-ce.
     "cifar100-sphere": Preset(
         "Hyperspherical classification on CIFAR-100 (ResNet-32, 250 epochs).",
-        _balanced(
-            ClassificationData(
-                name="cifar100", mean=(0.507, 0.487, 0.441), std=(0.267, 0.256, 0.276), pad=4
-            ),
-            dim=64,
-            epoch=390,
-        ),
+        _balanced("cifar100", (0.507, 0.487, 0.441), (0.267, 0.256, 0.276), dim=64, epoch=390),
         _BALANCED | {"model.dim": "Table 9"},
         (
             *_DIFFERENCES,
@@ -234,13 +225,7 @@ PRESETS = {
     # backbone for it; the code has the same ResNet-32.
     "imagenet200-sphere": Preset(
         "Hyperspherical classification on ImageNet-200 (ResNet-32, 64×64, 250 epochs).",
-        _balanced(
-            ClassificationData(
-                name="imagenet200", mean=shared.IMAGENET_MEAN, std=shared.IMAGENET_STD, pad=4
-            ),
-            dim=50,
-            epoch=781,
-        ),
+        _balanced("imagenet200", shared.IMAGENET_MEAN, shared.IMAGENET_STD, dim=50, epoch=781),
         _BALANCED | {"model.backbone": AUTHORS, "model.dim": AUTHORS},
         (
             *_DIFFERENCES,

@@ -205,7 +205,6 @@ PRESETS = {
         "Negative margin on the shipped icons (100 / 29 / 50 classes, 32×32 grey, Conv4).",
         NegativeMarginConfig(
             data=MarginData(holdout=0.35),
-            sampling=SamplingConfig(batch_size=128),
             model=ModelConfig(widths=(16, 32, 64, 64)),
             optimizer=dataclasses.replace(_ADAM, weight_decay=1e-5, warmup_steps=200),
             steps=800,
@@ -229,7 +228,6 @@ PRESETS = {
                 image_size=32,
                 crop_scale=(0.3, 1.0),
             ),
-            sampling=SamplingConfig(batch_size=128),
             model=ModelConfig(widths=(16, 32, 64, 128)),
             optimizer=dataclasses.replace(_ADAM, weight_decay=5e-4, warmup_steps=400),
             steps=1600,
@@ -248,7 +246,6 @@ PRESETS = {
         "Negative margin on Fashion-MNIST (5 / – / 5 classes by seed, 32×32 grey, Conv4).",
         NegativeMarginConfig(
             data=MarginData(**shared.FASHION, base_classes=5),
-            sampling=SamplingConfig(batch_size=128),
             model=ModelConfig(widths=(16, 32, 64, 64)),
             optimizer=dataclasses.replace(_ADAM, weight_decay=1e-5, warmup_steps=400),
             steps=1600,
