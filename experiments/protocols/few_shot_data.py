@@ -167,11 +167,6 @@ def _base_splits(data: MarginData) -> str:
     return stored_splits(data.name)[0] if whole else "base"
 
 
-def novel_name(data: MarginData) -> str:
-    """The data set of the validation and novel classes."""
-    return data.novel or data.name
-
-
 def check_sets(data: MarginData) -> None:
     """Checks that the data sets and the options fit together."""
     if data.novel and share_images(data.name, data.novel):
@@ -220,7 +215,7 @@ def has_held_out(data: MarginData) -> bool:
 
 def parts_of(data: MarginData, split: str) -> list[str]:
     """The splits that the evaluation of a split measures, where the data has them."""
-    name = novel_name(data)
+    name = data.novel or data.name
     of_novel = split_names(name) if holds_classes_out(name) else ("novel",)
     available = ("base", *of_novel)
     requested = ("novel", "validation", "base") if split == "novel" else (split,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -62,11 +61,22 @@ def build(config: GroupSoftmaxConfig) -> Protocol:
         check_options=partial(check_options, config.loss),
     )
 
-    def value(features: Array, labels: Array, head: Any, step: Any) -> Array:
+    @jax.jit
+    @jax.grad
+    def gradient(features: Array, labels: Array, head: Any, step: Any) -> Array:
         problem = Problem(features.shape[1], np.empty(0))  # The head is there.
         return objective(config.loss, problem).loss(features, labels, head, step).value
 
-    return protocol._replace(diagnose=partial(diagnose, jax.jit(jax.grad(value))))
+    def diagnose(outputs: Outputs) -> dict[str, float]:
+        """The directions of the gradient, for at most twice as many images as features."""
+        num_samples, dim = outputs.features.shape
+        rows = np.linspace(0, num_samples - 1, min(num_samples, 2 * dim)).astype(int)
+        batch = outputs.features[rows], outputs.labels[rows]
+        gradients = np.asarray(gradient(*batch, outputs.head, outputs.objective_state))
+        found = gradient_directions(gradients, np.asarray(outputs.head["kernel"]))
+        return {f"gradient_{name}": float(value) for name, value in found._asdict().items()}
+
+    return protocol._replace(diagnose=diagnose)
 
 
 def check_options(options: GroupLoss, num_features: int) -> None:
@@ -122,16 +132,6 @@ def objective(options: GroupLoss, problem: Problem) -> Objective:
     # The objective state of random groups is the step, so that every step draws other ones.
     init_state = partial(jnp.zeros, (), jnp.int32) if is_random else tuple
     return Objective(init_head, loss, head_logits, init_state)
-
-
-def diagnose(gradient: Callable[..., Array], outputs: Outputs) -> dict[str, float]:
-    """The directions of the features' gradient, for at most twice as many images as features."""
-    num_samples, dim = outputs.features.shape
-    rows = np.linspace(0, num_samples - 1, min(num_samples, 2 * dim)).astype(int)
-    batch = outputs.features[rows], outputs.labels[rows]
-    gradients = np.asarray(gradient(*batch, outputs.head, outputs.objective_state))
-    found = gradient_directions(gradients, np.asarray(outputs.head["kernel"]))
-    return {f"gradient_{name}": float(value) for name, value in found._asdict().items()}
 
 
 def label(options: GroupLoss) -> str:

@@ -125,7 +125,7 @@ def build(config: NegativeMarginConfig) -> Protocol:
             "label_smoothing": loss.label_smoothing,
             "evaluation": to_dict(evaluation) | {"classifier": classifier},
             "fine_tuning": to_dict(config.fine_tuning),
-            "novel_data": few_shot_data.novel_name(data),
+            "novel_data": data.novel or data.name,
             **{option: vars(data)[option] for option in ("holdout", "base_test", "base_classes")},
         },
         report=report,
@@ -165,7 +165,7 @@ def check_data(config: NegativeMarginConfig, num_features: int, counts: ClassCou
         shots = evaluation.shots
         if split == "validation":  # Validations during training have shots of their own.
             shots = (evaluation.validation_shots, *shots)
-        name = few_shot_data.novel_name(data) if split in ("validation", "novel") else data.name
+        name = data.novel if data.novel and split in ("validation", "novel") else data.name
         few_shot.check_class_counts(of_split, f"{split} classes of {name}", evaluation, shots)
     few_shot_data.check_shapes(data)
 
