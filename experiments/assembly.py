@@ -136,13 +136,19 @@ def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
     Reads no image of prepared data. Raises a `ConfigError` where the data does not fit the run.
     """
     config, protocol = plan.config, plan.protocol
-    counts_by_split = protocol.counts_by_split(folders)
-    training_counts = counts_by_split[protocol.splits[0]]
-    # Multi-label images are not drawn by class: `parts` has checked the size of a batch.
-    if not is_multi_label(config.data.name):
+    parts, batch_size = protocol.parts(folders), config.sampling.batch_size
+    counts_by_split = {split: part.counts for split, part in parts.items()}
+    training_counts, _, size = parts[protocol.splits[0]]
+    if is_multi_label(config.data.name):  # Images are not drawn by class.
+        if batch_size > size:
+            raise ConfigError(
+                f"sampling.batch_size = {batch_size} must be at most {size}, the number of "
+                f"training images of {config.data.name}"
+            )
+    else:
         index = index_classes(labels_of(training_counts))
         draw_batch(  # Raises if the data cannot give a batch.
-            index, config.sampling.strategy, config.sampling.batch_size, seed=config.seed, step=0
+            index, config.sampling.strategy, batch_size, seed=config.seed, step=0
         )
         if ways_shots := parse_strategy(config.sampling.strategy):
             ways, shots = ways_shots

@@ -78,6 +78,8 @@ class Part(NamedTuple):
     """int64 [C], those of every class or with every label."""
     load: Callable[[], ImageSet]
     """Reads them."""
+    size: int = 0
+    """Their number, where an image has any number of labels."""
 
 
 class Metric(NamedTuple):
@@ -198,7 +200,7 @@ class Protocol(NamedTuple):
     """The splits for training, validation and evaluation."""
     parts: Callable[[Folders], Mapping[str, Part]]
     """Every available split; there may be more than `splits`. Reads no prepared image. Raises a
-    `ConfigError` where the data cannot be counted, or has fewer images than a batch."""
+    `ConfigError` where the data cannot be counted."""
     check_data: Callable[[int, ClassCounts], None]
     """Raises a `ConfigError` unless a run with so many features and such class counts can be
     trained and evaluated."""

@@ -126,7 +126,7 @@ def build(config: MultiLabelConfig) -> Protocol:
 
     return Protocol(
         splits=SPLITS,
-        parts=partial(parts, data, config.sampling.batch_size),
+        parts=partial(parts, data),
         check_options=check_options,
         compares_samples=compares_samples(loss),
         check_data=check_data,
@@ -140,7 +140,7 @@ def build(config: MultiLabelConfig) -> Protocol:
     )
 
 
-def parts(data: MultiLabelData, batch_size: int, folders: Folders) -> dict[str, Part]:
+def parts(data: MultiLabelData, folders: Folders) -> dict[str, Part]:
     """The images for training, for test, and for validation where there are some."""
     if not is_multi_label(data.name):
         raise ConfigError(
@@ -177,15 +177,11 @@ def parts(data: MultiLabelData, batch_size: int, folders: Folders) -> dict[str, 
         stored[split] = stored["train"]
         chosen = np.split(rows["train"][order], [held_out])
         rows[split], rows["train"] = map(np.sort, chosen)
-    if batch_size > len(rows["train"]):
-        raise ConfigError(
-            f"sampling.batch_size = {batch_size} must be at most {len(rows['train'])}, the number "
-            f"of training images of {data.name}"
-        )
     return {
         split: Part(
             np.sum(targets[part][rows[split]] > 0, axis=0),
             partial(load_split, data.name, part, rows=rows[split], **vars(folders)),
+            len(rows[split]),
         )
         for split, part in stored.items()
     }

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.assembly import plan_run
+from experiments.assembly import plan_run, prepare_and_count
 from experiments.cli.main import main
 from experiments.config import Folders
 from experiments.data import builders
@@ -263,9 +263,10 @@ def test_a_file_of_several_labels(dirs, tmp_path):
     assert "1 image that labels.csv does not list: a/9.jpg" in "".join(
         builders.builder_class(name_of(folder)).details()
     )
-    protocol = build_protocol(config_of("folder-labels", name_of(folder)))
+    plan = plan_run(config_of("folder-labels", name_of(folder)))
     with pytest.raises(ExperimentError, match="batch_size = 32 must be at most 5"):
-        protocol.counts_by_split(Folders(**dirs))
+        prepare_and_count(plan, Folders(**dirs))
+    protocol = plan.protocol
     shown = [protocol.load(Folders(**dirs), split) for split in ("train", "validation", "test")]
     assert [len(part.labels) for part in shown] == [5, 1, 3]
     seen = np.concatenate([part.labels for part in shown])

@@ -146,7 +146,7 @@ def test_splits_have_their_own_images(voc):
 def test_held_out_images_are_no_training_images(voc):
     data = dataclasses.replace(TINY.data, train_on="train+validation", holdout=0.25)
     whole = load_split("voc2007@16", "train+validation", **vars(voc))
-    found = multi_label.parts(data, 8, voc)
+    found = multi_label.parts(data, voc)
     parts = [found[split].load() for split in ("train", "validation")]
     assert [len(part.labels) for part in parts] == [21, 7]
 
