@@ -7,12 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from experiments.config import ModelConfig
 from experiments.errors import ConfigError
-from experiments.models.layers import Backbone, LayerOptions, Projected, Shape
+from experiments.models.layers import Backbone, LayerOptions, Projected
 from experiments.models.pooled import Conv4, ResNet12
 from experiments.models.resnet import ResNet, WideResNet, basic, bottleneck
 from experiments.models.swin import HEAD_WIDTH, Swin
@@ -21,7 +22,7 @@ _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 class _Architecture(NamedTuple):
-    build: Callable[[ModelConfig, Shape, LayerOptions], Backbone]
+    build: Callable[[ModelConfig, int, LayerOptions], Backbone]
     num_widths: int
     blocks: tuple[int, ...] = ()
     """Default number of blocks in every stage. Empty if it is fixed."""
@@ -29,9 +30,9 @@ class _Architecture(NamedTuple):
     """The fields of `_OPTIONAL` that the architecture supports."""
 
 
-def _resnet32(config: ModelConfig, image_shape: Shape, options: LayerOptions) -> Backbone:
+def _resnet32(config: ModelConfig, channels: int, options: LayerOptions) -> Backbone:
     shortcut = {"pad": 0, "conv3x3": 3}[config.shortcut]
-    return ResNet(config, image_shape, options, block=basic, shortcut=shortcut, small_stem=True)
+    return ResNet(config, channels, options, block=basic, shortcut=shortcut, small_stem=True)
 
 
 _DROPS = ("dropout", "drop_block", "drop_block_size", "drop_block_steps")
@@ -50,9 +51,13 @@ _OPTIONAL = {option for of in _ARCHITECTURES.values() for option in of.options}
 
 
 def build_backbone(
-    config: ModelConfig, *, image_shape: Shape, axis_name: str | None, rngs: nnx.Rngs
+    config: ModelConfig,
+    *,
+    image_shape: tuple[int, ...],
+    axis_name: str | None,
+    rngs: nnx.Rngs,
 ) -> Backbone:
-    """Builds the backbone that a configuration describes, for images of a shape.
+    """Builds the backbone that a configuration describes, for images [height, width, channels].
 
     Batch statistics are synchronised over the mapped axis `axis_name`: None on one device, and in a
     jit over sharded global arrays. Raises a `ConfigError` where options or images do not fit.
@@ -62,14 +67,14 @@ def build_backbone(
     if not config.blocks:
         config = replace(config, blocks=architecture.blocks)
     options = LayerOptions(_DTYPES[config.dtype], axis_name, rngs)
-    backbone = architecture.build(config, image_shape, options)
-    if not config.dim and config.projection != "norm":
-        return backbone
-    normalize = config.projection != "linear"
-    return Projected(backbone, config.dim, options, normalize=normalize)
+    backbone = architecture.build(config, image_shape[-1], options)
+    image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    backbone.num_features = jax.eval_shape(partial(backbone, train=False), image).shape[-1]
+    projected = config.dim or config.projection == "norm"
+    return Projected(backbone, config, options) if projected else backbone
 
 
-def _check(config: ModelConfig, architecture: _Architecture, image_shape: Shape) -> None:
+def _check(config: ModelConfig, architecture: _Architecture, image_shape: tuple[int, ...]) -> None:
     for name in ("blocks", *sorted(_OPTIONAL)):
         value, default = vars(config)[name], getattr(ModelConfig, name)
         supported = architecture.blocks if name == "blocks" else name in architecture.options

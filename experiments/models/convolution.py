@@ -36,8 +36,6 @@ def convolve(x: Array, kernel: Array) -> Array:
 
     It has no forward mode in float32.
     """
-    if x.shape[-1] != kernel.shape[2]:
-        raise ValueError(f"x must have {kernel.shape[2]} channels, got {x.shape[-1]}")
     if x.dtype != jnp.float32:
         return _by_xla(x, kernel)
     # Inside `shard_map`, the kernel then varies over the devices as the images do, so that JAX sums
@@ -45,11 +43,12 @@ def convolve(x: Array, kernel: Array) -> Array:
     return _convolve(x, kernel + jnp.sum(jnp.zeros_like(x[:1, :1, :1, :1])))
 
 
-def _by_xla(x: Array, kernel: Array) -> Array:
-    half = kernel.shape[0] // 2
-    return lax.conv_general_dilated(
-        x, kernel, (1, 1), [(half, half)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+_by_xla = functools.partial(
+    lax.conv_general_dilated,
+    window_strides=(1, 1),
+    padding="SAME",
+    dimension_numbers=("NHWC", "HWIO", "NHWC"),
+)
 
 
 def _kernel_gradient_by_xla(x: Array, gradient: Array, kernel: Array) -> Array:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -19,17 +19,12 @@ _KERNEL_INIT = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 _STAGES_WITH_DROP_BLOCK = 2
 
 
-Shape = tuple[int, int, int]
-"""Height, width and channels."""
-
-
 class Backbone(nnx.Module):
     """A module that maps images to features, built from options and the shape of an image."""
 
+    config: ModelConfig
     num_features: int
-    """Features d."""
-    pooling: str
-    """`flatten` or `mean`."""
+    """Features d, which `build_backbone` sets."""
 
     def __call__(
         self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
@@ -37,20 +32,14 @@ class Backbone(nnx.Module):
         """The features float32 [n, d] of normalised images, float32 [n, h, w, c].
 
         With `train`, it normalises with the statistics of the batch, updates the running ones, and
-        drops units. That needs `keys`, typed PRNG keys [n]; a rising DropBlock also needs `step`,
-        the training steps before this one.
+        drops units, with typed PRNG `keys` [n]; `step` counts the training steps before this one.
         """
         x = self._last_map(images, train=train, keys=keys, step=step).astype(jnp.float32)
-        return x.mean((1, 2)) if self.pooling == "mean" else x.reshape(x.shape[0], -1)
+        return x.mean((1, 2)) if self.config.pooling == "mean" else x.reshape(x.shape[0], -1)
 
     def _last_map(self, x: Array, *, train: bool, keys: Array | None, step: Array | None) -> Array:
         """The feature map [n, h, w, c] that is pooled; arguments are those of `__call__`."""
         raise NotImplementedError
-
-    def set_features(self, config: ModelConfig, last: Shape) -> None:
-        """Sets pooling and number of features, from the shape of the last feature map."""
-        self.pooling = config.pooling
-        self.num_features = last[-1] if self.pooling == "mean" else math.prod(last)
 
 
 @dataclass(frozen=True)
@@ -106,36 +95,19 @@ class ConvNorm(nnx.Module):
         return self.norm(self.conv(x), use_running_average=not train).astype(self.dtype)
 
 
-def halved(size: int, times: int) -> int:
-    """The number of pixels after several layers with stride 2, which round up."""
-    return -(-size // 2**times)
+def max_pool(x: Array, size: int = 2) -> Array:
+    """Max-pooling of [n, h, w, c] with stride 2 over windows of 2×2 pixels, or 3×3 padded with −∞.
 
-
-def halved_shape(image_shape: Shape, times: int, channels: int) -> Shape:
-    """That of a feature map after several layers with stride 2."""
-    return halved(image_shape[0], times), halved(image_shape[1], times), channels
-
-
-def max_pool(x: Array) -> Array:
-    """Max-pooling of [n, h, w, c] over windows of 2×2 pixels; an odd last row is dropped.
-
-    This is a maximum of two arrays, because the gradient of `lax.reduce_window` is slow on CPUs: it
-    makes a training step of Conv4 about 1.7 times as long.
+    A last pixel without a window is dropped. This is a maximum of arrays, because the gradient of
+    `lax.reduce_window` is slow on CPUs: it makes a training step of Conv4 about 1.7 times as long.
     """
-    h, w = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
-    rows = larger(x[:, 0:h:2], x[:, 1:h:2])
-    return larger(rows[:, :, 0:w:2], rows[:, :, 1:w:2])
-
-
-def overlapping_max_pool(x: Array) -> Array:
-    """Max-pooling of [n, h, w, c] over windows of 3×3 pixels with stride 2, padded with −∞.
-
-    This is a maximum of arrays for the same reason as in `max_pool`.
-    """
-    h, w = x.shape[1:3]
-    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
-    rows = larger(larger(x[:, 0:h:2], x[:, 1 : h + 1 : 2]), x[:, 2 : h + 2 : 2])
-    return larger(larger(rows[:, :, 0:w:2], rows[:, :, 1 : w + 1 : 2]), rows[:, :, 2 : w + 2 : 2])
+    pad = size // 3
+    x = jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=-jnp.inf)
+    for axis in (1, 2):
+        end = (x.shape[axis] - size) // 2 * 2 + 1
+        seen = [lax.slice_in_dim(x, k, end + k, 2, axis) for k in range(size)]
+        x = reduce(larger, seen)
+    return x
 
 
 @jax.custom_jvp
@@ -230,13 +202,18 @@ class Projected(Backbone):
     which has a bias, comes after it.
     """
 
-    def __init__(self, backbone: Backbone, dim: int, options: LayerOptions, *, normalize: bool):
-        self.backbone = backbone
-        self.num_features = dim or backbone.num_features
-        inputs, linear = backbone.num_features, None
-        if dim:
-            start = {} if normalize else _as_pytorch(inputs)
-            linear = nnx.Linear(inputs, dim, use_bias=not normalize, rngs=options.rngs, **start)
+    def __init__(self, backbone: Backbone, config: ModelConfig, options: LayerOptions):
+        self.backbone, self.num_features = backbone, config.dim or backbone.num_features
+        normalize, linear = config.projection != "linear", None
+        if config.dim:
+            inputs, bound = backbone.num_features, backbone.num_features**-0.5
+            start: Any = {"use_bias": False}
+            if not normalize:  # Uniform in ±bound.
+                start = {
+                    "kernel_init": nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform"),
+                    "bias_init": partial(jax.random.uniform, minval=-bound, maxval=bound),
+                }
+            linear = nnx.Linear(inputs, config.dim, rngs=options.rngs, **start)
         self.linear = linear
         self.norm = batch_norm(self.num_features, options) if normalize else None
 
@@ -250,13 +227,3 @@ class Projected(Backbone):
         if self.norm is not None:
             features = self.norm(features, use_running_average=not train)
         return features
-
-
-def _as_pytorch(inputs: int) -> dict[str, Any]:
-    """The first kernel and bias of `torch.nn.Linear`, uniform in ±1/√(inputs)."""
-    kernel_init = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-    bound = inputs**-0.5
-    return {
-        "kernel_init": kernel_init,
-        "bias_init": lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound),
-    }

@@ -11,7 +11,6 @@ from experiments.models.layers import (
     Backbone,
     ConvNorm,
     LayerOptions,
-    Shape,
     drop_after_block,
     max_pool,
 )
@@ -22,12 +21,11 @@ _SLOPE = 0.1
 class Conv4(Backbone):
     """The convolutional backbone of few-shot learning (Vinyals et al., 2016)."""
 
-    def __init__(self, config: ModelConfig, image_shape: Shape, options: LayerOptions):
-        (height, width, channels), widths = image_shape, config.widths
-        self.set_features(config, (height >> len(widths), width >> len(widths), widths[-1]))
+    def __init__(self, config: ModelConfig, channels: int, options: LayerOptions):
+        self.config = config
         self.layers = nnx.List(
             ConvNorm(c_in, c_out, 3, options)
-            for c_in, c_out in zip((channels, *widths), widths, strict=False)
+            for c_in, c_out in zip((channels, *config.widths), config.widths, strict=False)
         )
 
     def _last_map(self, x: Array, *, train: bool, keys: Array | None, step: Array | None) -> Array:
@@ -59,13 +57,11 @@ class PooledBlock(nnx.Module):
 class ResNet12(Backbone):
     """The residual backbone of few-shot learning (Lee et al., 2019), 12.4 million parameters."""
 
-    def __init__(self, config: ModelConfig, image_shape: Shape, options: LayerOptions):
-        (height, width, channels), widths = image_shape, config.widths
+    def __init__(self, config: ModelConfig, channels: int, options: LayerOptions):
         self.config = config
-        self.set_features(config, (height >> len(widths), width >> len(widths), widths[-1]))
         self.blocks = nnx.List(
             PooledBlock(c_in, c_out, options)
-            for c_in, c_out in zip((channels, *widths), widths, strict=False)
+            for c_in, c_out in zip((channels, *config.widths), config.widths, strict=False)
         )
 
     def _last_map(self, x: Array, *, train: bool, keys: Array | None, step: Array | None) -> Array:

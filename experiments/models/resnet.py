@@ -12,7 +12,7 @@ from jax import Array
 
 from experiments.config import ModelConfig
 from experiments.models import layers as of
-from experiments.models.layers import Backbone, ConvNorm, LayerOptions, Shape, batch_norm, conv
+from experiments.models.layers import Backbone, ConvNorm, LayerOptions, batch_norm, conv
 
 _WIDE_STEM = 16
 
@@ -33,7 +33,7 @@ class ResNet(Backbone):
     def __init__(
         self,
         config: ModelConfig,
-        image_shape: Shape,
+        channels: int,
         options: LayerOptions,
         *,
         block: Callable[[int, int], Convolutions],
@@ -43,7 +43,7 @@ class ResNet(Backbone):
         widths = config.widths
         self.config, self.small_stem = config, small_stem
         kernel_size, stride = (3, 1) if small_stem else (7, 2)
-        self.stem = ConvNorm(image_shape[-1], widths[0], kernel_size, options, stride=stride)
+        self.stem = ConvNorm(channels, widths[0], kernel_size, options, stride=stride)
         stages, channels = [], widths[0]
         for stage, (width, number) in enumerate(zip(widths, config.blocks, strict=True)):
             layers = nnx.List([])
@@ -54,13 +54,11 @@ class ResNet(Backbone):
                 channels = layers[-1].channels_out
             stages.append(layers)
         self.stages = nnx.List(stages)
-        halvings = len(widths) - 1 + (0 if small_stem else 2)
-        self.set_features(config, of.halved_shape(image_shape, halvings, channels))
 
     def _last_map(self, x: Array, *, train: bool, keys: Array | None, step: Array | None) -> Array:
         x = self.stem(x, train=train)
         # Pooling before ReLU gives the same values, because ReLU is monotonic.
-        x = jax.nn.relu(x if self.small_stem else of.overlapping_max_pool(x))
+        x = jax.nn.relu(x if self.small_stem else of.max_pool(x, size=3))
         number = 0
         for stages_after, stage in zip(range(len(self.stages))[::-1], self.stages, strict=True):
             for block in stage:
@@ -99,7 +97,9 @@ class ResidualBlock(nnx.Module):
         for layer in self.layers[1:]:
             y = layer(jax.nn.relu(y), train=train)
         if self.shortcut is None:
-            x = subsample(x, self.stride, self.channels_out)
+            more = self.channels_out - x.shape[-1]
+            widths = ((0, 0), (0, 0), (0, 0), (more // 2, more - more // 2))
+            x = jnp.pad(x[:, :: self.stride, :: self.stride], widths)
         else:
             x = self.shortcut(x, train=train)
         return jax.nn.relu(y + x)
@@ -117,13 +117,6 @@ def bottleneck(width: int, stride: int) -> Convolutions:
     weights assume this variant, also known as version 1.5.
     """
     return (width, 1, 1), (width, 3, stride), (4 * width, 1, 1)
-
-
-def subsample(x: Array, stride: int, channels: int) -> Array:
-    """Selects every `stride`-th pixel of `x` [n, h, w, c], and pads the channels with zeros."""
-    more = channels - x.shape[-1]
-    widths = ((0, 0), (0, 0), (0, 0), (more // 2, more - more // 2))
-    return jnp.pad(x[:, ::stride, ::stride], widths)
 
 
 class NormReluConv(nnx.Module):
@@ -172,11 +165,9 @@ class WideResNet(Backbone):
     height and width.
     """
 
-    def __init__(self, config: ModelConfig, image_shape: Shape, options: LayerOptions):
-        self.dropout_rate = config.dropout
-        halvings = len(config.widths) - 1
-        self.set_features(config, of.halved_shape(image_shape, halvings, config.widths[-1]))
-        self.stem = conv(image_shape[-1], _WIDE_STEM, 3, options)
+    def __init__(self, config: ModelConfig, channels: int, options: LayerOptions):
+        self.config = config
+        self.stem = conv(channels, _WIDE_STEM, 3, options)
         layers, channels = [], _WIDE_STEM
         for stage, (width, number) in enumerate(zip(config.widths, config.blocks, strict=True)):
             for index in range(number):
@@ -187,7 +178,7 @@ class WideResNet(Backbone):
         self.norm = batch_norm(channels, options)
 
     def _last_map(self, x: Array, *, train: bool, keys: Array | None, step: Array | None) -> Array:
-        dropping = train and self.dropout_rate > 0
+        dropping = train and self.config.dropout > 0
         x = self.stem(x)
         for i, block in enumerate(self.blocks):
             x = block(x, train=train, keys=of.fold_in(keys, i) if dropping else None)

@@ -13,7 +13,7 @@ from flax import nnx
 from jax import Array
 
 from experiments.config import ModelConfig
-from experiments.models.layers import Backbone, LayerOptions, Shape, dropout, fold_in, halved
+from experiments.models.layers import Backbone, LayerOptions, dropout, fold_in
 
 WINDOW = 7
 """Side of a window, in patches."""
@@ -33,8 +33,8 @@ class Swin(Backbone):
     block to its value in the last.
     """
 
-    def __init__(self, config: ModelConfig, image_shape: Shape, options: LayerOptions):
-        (height, width, channels), widths = image_shape, config.widths
+    def __init__(self, config: ModelConfig, channels: int, options: LayerOptions):
+        self.config, widths = config, config.widths
         patches: Any = {"kernel_size": (_PATCH, _PATCH), "strides": _PATCH, "padding": "VALID"}
         self.patch = nnx.Conv(
             channels, widths[0], dtype=options.dtype, rngs=options.rngs, **patches
@@ -52,8 +52,6 @@ class Swin(Backbone):
             Merge(before, after, options) for before, after in itertools.pairwise(widths)
         )
         self.norm = _layer_norm(widths[-1], options)
-        rows, columns = (halved(side // _PATCH, len(widths) - 1) for side in (height, width))
-        self.set_features(config, (rows, columns, widths[-1]))
 
     def _last_map(self, x: Array, *, train: bool, keys: Array | None, step: Array | None) -> Array:
         x = self.patch_norm(self.patch(x))
