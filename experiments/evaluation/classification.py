@@ -38,11 +38,6 @@ class ClassificationResult(NamedTuple):
     calibration_error: float
 
 
-def predict_classes(logits: Values) -> np.ndarray:
-    """The class of the largest logit in every row of [n, C], the first of equal ones: int64 [n]."""
-    return np.asarray(logits).argmax(1)
-
-
 def accuracy(predictions: Values, labels: Values) -> float:
     """The fraction of the samples [n] whose class is predicted."""
     return float((np.asarray(predictions) == np.asarray(labels)).mean())
@@ -141,7 +136,7 @@ def evaluate_logits(
     The accuracy on head, medium and tail needs `train_counts`, as `frequency_groups` takes them.
     The softmax of `calibrated`, by default of the logits, is the confidence.
     """
-    predictions, labels = predict_classes(logits), np.asarray(labels)
+    predictions, labels = np.asarray(logits).argmax(1), np.asarray(labels)
     confidences = softmax_confidences(logits if calibrated is None else calibrated)
     per_class = class_accuracies(predictions, labels, logits.shape[1])
     right, groups = accuracy(predictions, labels), None

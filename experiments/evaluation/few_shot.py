@@ -148,28 +148,22 @@ def notes_on_classes(results: Sequence[Mapping[str, Any]]) -> list[str]:
     for result in results:
         groups = of_split.setdefault(result.get("split", ""), {})
         groups.setdefault(result["classes"], []).append(result)
-    return [
-        _note_on_classes(split, groups)
-        for split, groups in of_split.items()
-        if any(classes < of[0]["available"] for classes, of in groups.items())
-    ]
-
-
-def _note_on_classes(split: str, groups: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
-    """A sentence on the results of a split, by the number of classes of their episodes."""
-    parts, kind = [], f"{split} classes".lstrip()
-    # The classes for more shots are among those for fewer: equal numbers are the same classes.
-    for classes, of in sorted(groups.items(), reverse=True):
-        shots = sorted({result["shots"] for result in of})
-        names = " and ".join(f"{number}-shot" for number in shots)
-        same, total = "the same " * (len(shots) > 1), of[0]["available"]
-        part = f"{names} episodes draw from {same}{classes} of {total} {kind}"
-        if classes < total:
-            needed = shots[-1] + of[0]["queries"]
-            part += f", those with at least {needed} images"
-        parts.append(part)
-    differ = " Their accuracies are over different classes." if len(groups) > 1 else ""
-    return f"{'; '.join(parts)}.{differ}"
+    notes = []
+    for split, groups in of_split.items():
+        parts, kind = [], f"{split} classes".lstrip()
+        # The classes for more shots are among those for fewer: equal numbers are the same classes.
+        for classes, of in sorted(groups.items(), reverse=True):
+            shots = sorted({result["shots"] for result in of})
+            names = " and ".join(f"{number}-shot" for number in shots)
+            same, total = "the same " * (len(shots) > 1), of[0]["available"]
+            part = f"{names} episodes draw from {same}{classes} of {total} {kind}"
+            if classes < total:
+                part += f", those with at least {shots[-1] + of[0]['queries']} images"
+            parts.append(part)
+        differ = " Their accuracies are over different classes." if len(groups) > 1 else ""
+        if any(classes < of[0]["available"] for classes, of in groups.items()):
+            notes.append(f"{'; '.join(parts)}.{differ}")
+    return notes
 
 
 def _unit(features: Array) -> Array:

@@ -112,7 +112,7 @@ def fit_path(
 
 def path_accuracies(path: Path, data: Labelled) -> np.ndarray:
     """The accuracy of every classifier of a path on samples of the same classes: float32 [L]."""
-    return (_predict(path, data) == data.labels).mean(1, dtype=np.float32)
+    return (np.asarray(_predict(path, data)) == data.labels).mean(1, dtype=np.float32)
 
 
 def evaluate_linear(
@@ -132,7 +132,7 @@ def evaluate_linear(
     penalties = np.asarray(penalties, np.float64)
     best = _best_penalty(penalties, on_validation)
     at = int(np.flatnonzero(penalties == best)[0])
-    predictions = _predict(whole, test)[at]
+    predictions = np.asarray(_predict(whole, test))[at]
     per_class = class_accuracies(predictions, test.labels, num_classes)
     return LinearResult(
         penalty=best,
@@ -157,15 +157,11 @@ def _best_penalty(penalties: np.ndarray, accuracies: np.ndarray) -> float:
     return float(penalties[accuracies == accuracies.max()].max())
 
 
-def _predict(path: Path, data: Labelled) -> np.ndarray:
-    """The predictions [L, n] of every classifier, of equal logits the first."""
-    features = np.asarray(data.features, np.float32)
-    return np.asarray(_predictions(path.kernels, path.biases, features))
-
-
 @jax.jit
-def _predictions(kernels: Array, biases: Array, features: Array) -> Array:
-    return lax.map(lambda of: (product(features, of[0]) + of[1]).argmax(1), (kernels, biases))
+def _predict(path: Path, data: Labelled) -> Array:
+    """The predictions [L, n] of every classifier, of equal logits the first."""
+    features, classifiers = jnp.asarray(data.features, jnp.float32), (path.kernels, path.biases)
+    return lax.map(lambda of: (product(features, of[0]) + of[1]).argmax(1), classifiers)
 
 
 @partial(jax.jit, static_argnames="num_classes")

@@ -23,7 +23,7 @@ from experiments.contracts import (
     Protocol,
 )
 from experiments.errors import ConfigError
-from experiments.evaluation.classification import predict_classes, shared_predictions
+from experiments.evaluation.classification import shared_predictions
 from experiments.evaluation.feature_space import unit_features
 from experiments.evaluation.few_shot import (
     Distance,
@@ -228,7 +228,7 @@ def evaluate(
                 episodes[name] = of_episodes.tolist()
         scatter = _discriminability(features, labels)._asdict()
         discriminability[part] = {field: float(value) for field, value in scatter.items()}
-        counted[part] = shared_predictions(predict_classes(outputs.logits()), labels)._asdict()
+        counted[part] = shared_predictions(outputs.logits().argmax(1), labels)._asdict()
         titles = {column: title for column, (title, _) in _SCATTER.items()} | _COUNTED
         for column, value in (discriminability[part] | counted[part]).items():
             values[f"{part} {titles[column]}"] = (value,)
