@@ -46,10 +46,28 @@ class RecordImages:
         rows = self._rows[index]
         images = np.zeros((rows.size, *self.shape[1:]), np.uint8)
         sizes = np.zeros((rows.size, 2), np.int32) if self._whole else None
-        with _naming_damage(self._folder):
-            _read(self._source, rows.ravel().tolist(), images, sizes)
-        images = images.reshape(*rows.shape, *self.shape[1:])
-        return images if sizes is None else Photographs(images, sizes.reshape(*rows.shape, 2))
+        flat = rows.ravel().tolist()
+        # Images that a thread decodes at once. Each call of `__getitems__` starts threads of its
+        # own.
+        chunk = min(max(len(flat) // 64, 8), 128)
+
+        def decode(start: int) -> None:
+            records = self._source.__getitems__(flat[start : start + chunk])
+            for row, record in enumerate(records, start):
+                with Image.open(io.BytesIO(record["image"])) as image:
+                    pixels = np.asarray(image)
+                if sizes is None:
+                    images[row] = pixels.reshape(self.shape[1:])
+                    continue
+                sizes[row] = height, width = pixels.shape[:2]
+                if height > width:
+                    pixels = pixels.swapaxes(0, 1)
+                images[row, : len(pixels), : pixels.shape[1]] = pixels
+
+        with _naming_damage(self._folder), ThreadPoolExecutor() as pool:
+            list(pool.map(decode, range(0, len(flat), chunk)))
+        shaped = images.reshape(*rows.shape, *self.shape[1:])
+        return shaped if sizes is None else Photographs(shaped, sizes.reshape(*rows.shape, 2))
 
 
 def stored_counts(
@@ -63,18 +81,11 @@ def stored_counts(
     }
 
 
-def class_names(
+def load_labels(
     name: str, split: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
-) -> tuple[str, ...]:
-    """The names of the classes or labels of a split; as `load_split`, but reads no images."""
-    return _labels(_prepared(name, split, data_dir, manual_dir), split)[1]
-
-
-def load_targets(
-    name: str, split: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
-) -> np.ndarray:
-    """The labels of a multi-label split; as `load_split`, but reads no images."""
-    return _labels(_prepared(name, split, data_dir, manual_dir), split)[0]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels in the order of the records, and class names; as `load_split`, but reads no images."""
+    return _labelled(name, split, data_dir, manual_dir)[1:]
 
 
 def load_split(
@@ -98,9 +109,8 @@ def load_split(
         splits are read when they are indexed. Default: a quarter of the available memory, and
         at most 8 GiB.
     """
-    builder = _prepared(name, split, data_dir, manual_dir)
+    builder, labels, class_names = _labelled(name, split, data_dir, manual_dir)
     folder = storage_path(builder.data_dir)
-    labels, class_names = _labels(builder, split)
     encoded = {"image": tfds.decode.SkipDecoding()}
     with _naming_damage(folder):
         source = builder.as_data_source(split=split, decoders=encoded)  # pyright: ignore
@@ -119,34 +129,29 @@ def load_split(
     return ImageSet(images, labels, class_names)
 
 
-def _prepared(
+def _labelled(
     name: str, split: str, data_dir: Path | None, manual_dir: Path | None
-) -> ImageBuilder:
-    """Prepares a data set, after checking that it has the split."""
+) -> tuple[ImageBuilder, np.ndarray, tuple[str, ...]]:
+    """Prepares a data set that has the split; reads its labels and class names.
+
+    The classes of several few-shot splits are different ones, those of other splits the same.
+    """
     cls = builder_class(name)
     parts, known = split.split("+"), cls.SPEC.classes
     if unknown := [part for part in parts if part not in known]:
         raise ConfigError(f"{name} has no split {unknown[0]!r}; it has {', '.join(known)}")
     if len(set(parts)) < len(parts):
         raise ConfigError(f"{split!r} contains a split twice")
-    return prepare(cls, data_dir=data_dir, manual_dir=manual_dir)
-
-
-def _labels(builder: ImageBuilder, split: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The labels of a split in the order of its records, and the class names.
-
-    The classes of several few-shot splits are different ones, those of other splits the same.
-    """
-    parts = split.split("+")
+    builder = prepare(cls, data_dir=data_dir, manual_dir=manual_dir)
     metadata: dict[str, dict[str, int]] = builder.info.metadata  # pyright: ignore
     folder = storage_path(builder.data_dir)
     labels = [builder.read_labels(folder, part, metadata) for part in parts]
     names = [tuple(metadata[part]) for part in parts]
     if not isinstance(builder, FewShotBuilder):
-        return np.concatenate(labels), names[0]
+        return builder, np.concatenate(labels), names[0]
     first = np.cumsum([0, *map(len, names)]).tolist()
     shifted = [part + start for part, start in zip(labels, first, strict=False)]
-    return np.concatenate(shifted, dtype=np.int32), tuple(itertools.chain(*names))
+    return builder, np.concatenate(shifted, dtype=np.int32), tuple(itertools.chain(*names))
 
 
 @contextlib.contextmanager
@@ -158,29 +163,3 @@ def _naming_damage(folder: Path) -> Iterator[None]:
         raise DamagedArchiveError(
             f"{folder} is damaged ({error}); delete that folder to prepare the data again"
         ) from error
-
-
-def _read(source: Any, rows: list[int], out: np.ndarray, sizes: np.ndarray | None) -> None:
-    """Reads, parses and decodes records into an array, with threads.
-
-    With `sizes`, images are placed as in `Photographs`, and their sizes are written.
-    """
-
-    # Images that a thread decodes at once. Each call of `__getitems__` starts threads of its own.
-    chunk = min(max(len(rows) // 64, 8), 128)
-
-    def decode(start: int) -> None:
-        records = source.__getitems__(rows[start : start + chunk])
-        for row, record in enumerate(records, start):
-            with Image.open(io.BytesIO(record["image"])) as image:
-                pixels = np.asarray(image)
-            if sizes is None:
-                out[row] = pixels.reshape(out.shape[1:])
-                continue
-            sizes[row] = height, width = pixels.shape[:2]
-            if height > width:
-                pixels = pixels.swapaxes(0, 1)
-            out[row, : len(pixels), : pixels.shape[1]] = pixels
-
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(decode, range(0, len(rows), chunk)))

@@ -15,7 +15,7 @@ import numpy as np
 from experiments.config import DataConfig, Folders, Pixels, Ratio, Seed, Share
 from experiments.contracts import Metric, Objective, Outputs, Part, Problem, Protocol, measured
 from experiments.data.builders import is_multi_label, split_names
-from experiments.data.pipeline import class_names, load_split, stored_counts
+from experiments.data.pipeline import load_labels, load_split, stored_counts
 from experiments.data.selection import Selection, labels_of, select
 from experiments.errors import ConfigError
 from experiments.evaluation.classification import accuracy, evaluate_logits
@@ -168,7 +168,7 @@ def parts(data: ClassificationData, folders: Folders) -> dict[str, Part]:
         tail_from=data.tail_from,
         holdout=data.holdout,
         subset_seed=data.subset_seed,
-        names=class_names(name, joined, **vars(folders)),
+        names=load_labels(name, joined, **vars(folders))[1],
     )
     found = {part: selected(chosen, part, labels, name, joined, folders) for part in chosen.rows}
     if test is not None and test_labels is not None:

@@ -19,7 +19,7 @@ from experiments.config import DataConfig, Folders, Pixels, Seed, Share
 from experiments.contracts import Part
 from experiments.data.augment import seen_shape
 from experiments.data.builders import builder_class, image_shape, share_images, split_names
-from experiments.data.pipeline import class_names, load_split, stored_counts
+from experiments.data.pipeline import load_labels, load_split, stored_counts
 from experiments.data.selection import Selection, labels_of, select
 from experiments.errors import ConfigError
 from experiments.protocols.classification import selected, stored_splits
@@ -132,7 +132,7 @@ def parts(data: FewShotData, folders: Folders) -> dict[str, Part]:
         left = Selection(classes, {"test": np.flatnonzero(np.isin(from_labels, classes))})
         found["novel"] = selected(left, "test", from_labels, name, test or own, folders)
     if data.base_test:
-        every = class_names(name, own, **vars(folders))
+        every = load_labels(name, own, **vars(folders))[1]
         names = tuple(every[label] for label in chosen.classes)
         found["held-out"] = _other_images(data, names, folders)
     elif data.holdout:
@@ -144,7 +144,7 @@ def parts(data: FewShotData, folders: Folders) -> dict[str, Part]:
 
 def _other_images(data: MarginData, names: tuple[str, ...], folders: Folders) -> Part:
     """The test images of the base classes in `data.base_test`, by their names."""
-    stored = class_names(data.base_test, "test", **vars(folders))
+    stored = load_labels(data.base_test, "test", **vars(folders))[1]
     if missing := set(names) - set(stored):
         raise ConfigError(
             f"data.base_test = {data.base_test} lacks {len(missing)} of the {len(names)} base "

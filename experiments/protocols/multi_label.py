@@ -15,7 +15,7 @@ import jaxloss
 from experiments.config import DataConfig, Folders, NamedLoss, Positive, Share, TrainConfig, Weight
 from experiments.contracts import Metric, Objective, Outputs, Part, Problem, Protocol, measured
 from experiments.data.builders import is_multi_label, split_names
-from experiments.data.pipeline import load_split, load_targets
+from experiments.data.pipeline import load_labels, load_split
 from experiments.data.selection import TEST_SHARE
 from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import evaluate_scores
@@ -162,7 +162,7 @@ def parts(data: MultiLabelData, folders: Folders) -> dict[str, Part]:
                 "set it to 0, or set data.train_on = train+validation"
             )
         stored["validation"] = "validation"
-    targets = {part: load_targets(data.name, part, **vars(folders)) for part in stored.values()}
+    targets = {part: load_labels(data.name, part, **vars(folders))[0] for part in stored.values()}
     rows = {split: np.arange(len(targets[part])) for split, part in stored.items()}
     # Random fractions of the images, the same in every run.
     for split, share in {"test": 0 if has_test else TEST_SHARE, "validation": data.holdout}.items():

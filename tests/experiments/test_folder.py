@@ -16,7 +16,7 @@ from experiments.assembly import plan_run, prepare_and_count
 from experiments.cli.main import main
 from experiments.config import Folders
 from experiments.data import builders
-from experiments.data.pipeline import load_split, load_targets
+from experiments.data.pipeline import load_labels, load_split
 from experiments.errors import ExperimentError
 from experiments.presets import PRESETS
 from experiments.protocols import build_protocol
@@ -256,7 +256,7 @@ def test_a_file_of_several_labels(dirs, tmp_path):
         rows.append(f'a/{i}.jpg,"{("red", "red, round", "round|small")[i % 3]}"')
     rows += ["a/0.jpg,small", "a\\8.jpg,"]  # A file may have several lines.
     _csv("\ufefffile,labels\n" + "\n".join(rows))(folder)
-    targets = load_targets(name_of(folder), "train", **dirs)
+    targets, _ = load_labels(name_of(folder), "train", **dirs)
     expected = [[1, 0, 0], [1, 1, 0], [0, 1, 1]] * 3
     expected[0] = [1, 0, 1]
     np.testing.assert_array_equal(targets, expected)

@@ -14,7 +14,7 @@ from experiments.assembly import plan_run, prepare_and_count
 from experiments.cli.main import main
 from experiments.config import ModelConfig, SamplingConfig, replace_option
 from experiments.contracts import Metric, Outputs, Problem
-from experiments.data.pipeline import load_split, load_targets
+from experiments.data.pipeline import load_labels, load_split
 from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import evaluate_scores
 from experiments.protocols import multi_label
@@ -137,7 +137,7 @@ def test_splits_have_their_own_images(voc):
     for content in (lambda part: part.labels, lambda part: part.images[:].pixels):
         np.testing.assert_array_equal(content(joined), np.concatenate([*map(content, parts)]))
     # Targets are read without the images.
-    targets = load_targets("voc2007@16", "train+validation", **vars(voc))
+    targets, _ = load_labels("voc2007@16", "train+validation", **vars(voc))
     np.testing.assert_array_equal(targets, joined.labels)
     with pytest.raises(ConfigError, match=r"no images are held out for validation; set data\.hold"):
         both.load(voc, "validation")
