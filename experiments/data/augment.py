@@ -6,7 +6,7 @@ device. Only mixup and CutMix concern the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -82,7 +82,10 @@ def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Arr
     def one(image: Any, key: Array) -> Array:
         crop_key, flip_key, color_key = jax.random.split(key, 3)
         if config.crop_scale:
-            image = random_resized_crop(image, crop_key, _output_size(image, config), **ranges)
+            height = width = config.image_size or image.shape[0]
+            if not (config.image_size or isinstance(image, Photographs)):
+                width = image.shape[1]
+            image = random_resized_crop(image, crop_key, (height, width), **ranges)
         else:
             image = _resized(image, config)
         if config.pad > 0:
@@ -123,18 +126,10 @@ def seen_shape(stored: tuple[int, ...], config: DataConfig) -> tuple[int, int, i
     return (size, size, channels) if size else (height, width, channels)
 
 
-def _output_size(image: Array | Photographs, config: DataConfig) -> tuple[int, int]:
-    """Height and width of what the model receives."""
-    if config.image_size:
-        return config.image_size, config.image_size
-    height, width = image.shape[:2]
-    return height, height if isinstance(image, Photographs) else width
-
-
 def _resized(image: Array | Photographs, config: DataConfig) -> Array:
     if not config.image_size and not isinstance(image, Photographs):
         return image
-    size, _ = _output_size(image, config)
+    size = config.image_size or image.shape[0]
     shorter = config.resize or size
     return resize_and_center_crop(image, shorter, size, to_square=config.resize_to_square)
 
@@ -153,23 +148,19 @@ def _crop(image: Array, key: Array, pad: int) -> Array:
 
 # --- Resizing and cropping of one image -----------------------------------------------------------
 
-# Resizing is bilinear with antialiasing, as in Pillow's `Image.resize(..., Image.BILINEAR)`: an
-# output pixel is a weighted mean of the input pixels around its position. The weights form a
-# triangle that spans two pixels of the coarser grid. Pillow rounds uint8 images after each axis, so
-# that its pixels differ by up to 1 of 255.
-#
-# `jax.image.scale_and_translate` does not fit random crops: near their border it also averages
-# pixels outside.
+# Resizing is bilinear with antialiasing, as in Pillow's `Image.resize(..., Image.BILINEAR)`: the
+# weights of input pixels are a triangle that spans two pixels of the coarser grid. Pillow rounds
+# uint8 images after each axis, so that its pixels differ by up to 1 of 255. Near the border of a
+# random crop, `jax.image.scale_and_translate` would also average pixels outside.
 
 
 def resize_and_center_crop(
     image: Array | Photographs, shorter: int, size: int, *, to_square: bool = False
 ) -> Array:
-    """Resizes an image [h, w, c] to a given shorter side, and crops a square at the centre.
+    """Resizes an image to a shorter side of at least `size`, crops float32 [size, size, c].
 
-    The longer side is rounded down, or with `to_square` as long as the shorter one. The position of
-    the square is rounded to the nearest pixel, with ties to even. The result is float32
-    [size, size, c], in the range of the input; `shorter` is at least `size`.
+    The longer side is rounded down, or with `to_square` as long as the shorter one. The square is
+    at the centre, rounded to the nearest pixel, with ties to even.
     """
     height, width = _sides(image)
 
@@ -177,7 +168,7 @@ def resize_and_center_crop(
         resized = shorter if to_square else side * shorter // jnp.minimum(height, width)
         return _Crop(0, side, resized, jnp.round((resized - size) / 2))
 
-    return _resample(image, crop(height), crop(width), (size, size))
+    return _resample(image, (crop(height), crop(width)), (size, size))
 
 
 def random_resized_crop(
@@ -188,15 +179,14 @@ def random_resized_crop(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> Array:
-    """Crops a random box, and resizes it to float32 [*size, c], in the range of the input.
+    """Crops a `random_box`, and resizes it to float32 [*size, c]; a square one of `Photographs`.
 
-    Pixels outside the box have no influence. The size of `Photographs` is square; `scale` and
-    `ratio` are as in `random_box`.
+    Pixels outside the box have no influence.
     """
     height, width = _sides(image)
     top, left, box_height, box_width = random_box(key, height, width, scale=scale, ratio=ratio)
-    rows, columns = _Crop(top, box_height, size[0]), _Crop(left, box_width, size[1])
-    return _resample(image, rows, columns, size)
+    crops = _Crop(top, box_height, size[0]), _Crop(left, box_width, size[1])
+    return _resample(image, crops, size)
 
 
 def random_box(
@@ -207,41 +197,54 @@ def random_box(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> Array:
-    """Draws a box of an image as Inception and torchvision do: top, left, height, width, int32 [4].
+    """Draws a box as Inception and torchvision do: top, left, height and width, int32 [4].
 
-    Of ten attempts, the first box that fits is placed uniformly. If none fits, the box is at the
-    centre of the image, as large as the range of aspect ratios permits. `scale` is the range of its
-    area, relative to the image, and `ratio` that of its aspect ratio (width / height).
+    The box is that of `_box_that_fits`. If none fits, it is at the centre of the image, as large as
+    the range of aspect ratios permits. `ratio` is that of width / height.
     """
-
-    def fits(widths: Array, heights: Array) -> Array:
-        return (heights > 0) & (heights <= height) & (widths > 0) & (widths <= width)
-
-    box_width, box_height, found, position_key = random_sides(
-        key, height * width, fits, scale=scale, ratio=ratio
-    )
-    sides = jnp.stack([box_height, box_width])
-    top_left = jax.random.randint(position_key, (2,), 0, jnp.array([height, width]) - sides + 1)
-
+    whole = jnp.array([height, width])
+    box, found = _box_that_fits(key, whole, scale=scale, ratio=ratio, most=whole, transposed=True)
     # At least one pixel: the aspect ratio may be impossible.
-    fallback_width = jnp.clip(jnp.round(height * ratio[1]).astype(jnp.int32), 1, width)
-    fallback_height = jnp.clip(jnp.round(width / ratio[0]).astype(jnp.int32), 1, height)
-    place = [(height - fallback_height) // 2, (width - fallback_width) // 2]
-    fallback = jnp.array([*place, fallback_height, fallback_width], jnp.int32)
-    return jnp.where(found, jnp.concatenate([top_left, sides]), fallback)
+    sides = jnp.round(jnp.array([width / ratio[0], height * ratio[1]])).astype(jnp.int32)
+    sides = jnp.clip(sides, 1, whole)
+    return jnp.where(found, box, jnp.concatenate([(whole - sides) // 2, sides]))
+
+
+def _box_that_fits(
+    key: Array,
+    whole: Array,
+    *,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    most: Array,
+    transposed: bool = False,
+) -> tuple[Array, Array]:
+    """Of ten random boxes, the first with sides from 1 to `most`, and whether there is one.
+
+    It is int32 [4]: top, left, height and width; `whole` and `most` are heights and widths [2]. The
+    area relative to the image is uniform in the range `scale`, and so are the place, and in the
+    range `ratio` the logarithm of height / width (of width / height if `transposed`).
+    """
+    area_key, ratio_key, position_key = jax.random.split(key, 3)
+    areas = jax.random.uniform(area_key, (_ATTEMPTS,), minval=scale[0], maxval=scale[1])
+    areas *= whole.prod()
+    low, high = jnp.log(jnp.asarray(ratio, jnp.float32))
+    ratios = jnp.exp(jax.random.uniform(ratio_key, (_ATTEMPTS,), minval=low, maxval=high))
+    sides = jnp.stack([jnp.sqrt(areas * ratios), jnp.sqrt(areas / ratios)], axis=1)
+    sides = jnp.round(sides[:, ::-1] if transposed else sides).astype(jnp.int32)
+    fits = ((sides > 0) & (sides <= most)).all(1)
+    first = sides[jnp.argmax(fits)]
+    top_left = jax.random.randint(position_key, (2,), 0, whole - first + 1)
+    return jnp.concatenate([top_left, first]), fits.any()
 
 
 class _Crop(NamedTuple):
-    """Along one axis: a box of the image, which is resized, and the first pixel that is kept."""
+    """Along one axis, a box of input pixels, resized, and the first of these that is an output."""
 
     start: ArrayLike
-    """First input pixel of the box."""
     length: ArrayLike
-    """Input pixels of the box."""
     resized: ArrayLike
-    """Pixels that the box is resized to."""
     first: ArrayLike = 0
-    """The first of them that is an output pixel."""
 
 
 def _sides(image: Array | Photographs) -> tuple[Any, Any]:
@@ -252,18 +255,15 @@ def _sides(image: Array | Photographs) -> tuple[Any, Any]:
 
 
 def _resample(
-    image: Array | Photographs, rows: _Crop, columns: _Crop, size: tuple[int, int]
+    image: Array | Photographs, crops: tuple[_Crop, _Crop], size: tuple[int, int]
 ) -> Array:
     """The output pixels along both axes of an image; those of a transposed one are exchanged."""
     if not isinstance(image, Photographs):
-        return _interpolate(image, rows, columns, size)
+        return _interpolate(image, crops, size)
     transposed = image.sizes[0] > image.sizes[1]
-    first, second = (
-        jax.tree.map(lambda own, other: jnp.where(transposed, other, own), *crops)
-        for crops in ((rows, columns), (columns, rows))
-    )
-    result = _interpolate(image.pixels, first, second, size)
-    return jnp.where(transposed, result.swapaxes(0, 1), result)
+    choose = partial(jax.tree.map, partial(jnp.where, transposed))
+    result = _interpolate(image.pixels, choose(crops[::-1], crops), size)
+    return choose(result.swapaxes(0, 1), result)
 
 
 def _interpolation_weights(side: int, crop: _Crop, size: int) -> Array:
@@ -282,16 +282,11 @@ def _interpolation_weights(side: int, crop: _Crop, size: int) -> Array:
     return weights / weights.sum(1, keepdims=True)
 
 
-def _interpolate(image: Array, rows: _Crop, columns: _Crop, size: tuple[int, int]) -> Array:
+def _interpolate(image: Array, crops: tuple[_Crop, _Crop], size: tuple[int, int]) -> Array:
+    weights = map(_interpolation_weights, image.shape[:2], crops, size)
     # The highest precision: accelerators round the factors by default.
-    return jnp.einsum(
-        "ih,jw,hwc->ijc",
-        _interpolation_weights(image.shape[0], rows, size[0]),
-        _interpolation_weights(image.shape[1], columns, size[1]),
-        image.astype(jnp.float32),
-        precision=lax.Precision.HIGHEST,
-        optimize="optimal",
-    )
+    how: Any = {"precision": lax.Precision.HIGHEST, "optimize": "optimal"}
+    return jnp.einsum("ih,jw,hwc->ijc", *weights, image.astype(jnp.float32), **how)
 
 
 # --- Colours --------------------------------------------------------------------------------------
@@ -337,34 +332,7 @@ def _luma(pixels: Array) -> Array:
     return (pixels * jnp.asarray(_LUMA, pixels.dtype)).sum(-1, keepdims=True)
 
 
-# --- Random boxes ---------------------------------------------------------------------------------
-
-
-def random_sides(
-    key: Array,
-    area: ArrayLike,
-    fits: Callable[[Array, Array], Array],
-    *,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-) -> tuple[Array, Array, Array, Array]:
-    """Draws the sides of a box: of ten attempts, the first one that fits.
-
-    The area is uniform, in the range `scale` relative to `area`, and so is the logarithm of the
-    first side over the second, in the range `ratio`. `fits` says of first and second sides, int32
-    [10], which of the boxes fit. The result is the first and the second side, rounded, int32 [];
-    whether a box fits; a key for its position.
-    """
-    area_key, ratio_key, position_key = jax.random.split(key, 3)
-    areas = jax.random.uniform(area_key, (_ATTEMPTS,), minval=scale[0], maxval=scale[1])
-    areas *= area
-    low, high = jnp.log(jnp.asarray(ratio, jnp.float32))
-    ratios = jnp.exp(jax.random.uniform(ratio_key, (_ATTEMPTS,), minval=low, maxval=high))
-    sides = jnp.sqrt(areas * ratios), jnp.sqrt(areas / ratios)
-    first, second = (jnp.round(side).astype(jnp.int32) for side in sides)
-    fitting = fits(first, second)
-    chosen = jnp.argmax(fitting)
-    return first[chosen], second[chosen], fitting.any(), position_key
+# --- Erasing --------------------------------------------------------------------------------------
 
 
 def in_box(box: Iterable[Array], height: int, width: int) -> Array:
@@ -389,19 +357,11 @@ def random_erasing(pixels: Array, key: Array, probability: float) -> Array:
 def erased_box(key: Array, height: int, width: int) -> Array:
     """Draws a box as torchvision does, of 2 to 33 % of the area and an aspect ratio of 0.3 to 3.3.
 
-    Of ten attempts, the first box that is lower and narrower than the image is placed uniformly:
-    int32 [4], top, left, height and width; both sides are 0 if no attempt succeeds.
+    It is lower and narrower than the image, and 0 if none of ten boxes is.
     """
-    first, second, found, position_key = random_sides(
-        key,
-        height * width,
-        lambda heights, widths: (heights < height) & (widths < width),
-        scale=(0.02, 0.33),
-        ratio=(0.3, 3.3),
-    )
-    sides = jnp.where(found, jnp.stack([first, second]), 0)
-    places = jnp.array([height, width]) - sides + 1
-    return jnp.concatenate([jax.random.randint(position_key, (2,), 0, places), sides])
+    whole = jnp.array([height, width])
+    box, found = _box_that_fits(key, whole, scale=(0.02, 0.33), ratio=(0.3, 3.3), most=whole - 1)
+    return jnp.where(found, box, 0)
 
 
 # --- TrivialAugment -------------------------------------------------------------------------------
@@ -563,13 +523,11 @@ class MixedBatch(NamedTuple):
     """Mixed images with both of their labels, for losses of two labels."""
 
     images: Array
-    """Float [n, ...]."""
     labels: Array
-    """Integers [n] or [n, C], the labels with the larger share."""
+    """Those with the larger share."""
     other_labels: Array
-    """The labels with the smaller share, as `labels`."""
     share: Array
-    """float32 [] in [0.5, 1], the share of `labels`."""
+    """float32 [] in [0.5, 1], that of `labels`."""
 
 
 def mix_batch(
@@ -591,7 +549,7 @@ def mix_batch(
         return by_cutmix
     by_mixup = mixup(images, labels, partners, key, config.mixup)
     first = jax.random.bernoulli(jax.random.fold_in(key, 2))
-    return jax.tree.map(lambda a, b: jnp.where(first, a, b), by_mixup, by_cutmix)
+    return jax.tree.map(partial(jnp.where, first), by_mixup, by_cutmix)
 
 
 def mixup(
@@ -624,11 +582,10 @@ def cutmix(
 
 
 def cutmix_box(key: Array, beta: float, height: int, width: int) -> Array:
-    """Draws the box of CutMix: its area is 1 − λ of the image, λ ~ Beta(β, β).
+    """Draws a box of 1 − λ of the image, λ ~ Beta(β, β): top, left, bottom and right, int32 [4].
 
     The centre is uniform over the pixels, and the half sides are rounded down. What is outside the
-    image is cut off, so that the box may be smaller, or empty. It is int32 [4]: top, left, bottom
-    and right, the last two exclusive.
+    image is cut off, so that the box may be smaller, or empty.
     """
     weight_key, center_key = jax.random.split(key)
     share = jax.random.beta(weight_key, beta, beta, dtype=jnp.float32)
