@@ -117,9 +117,7 @@ class WindowAttention(nnx.Module):
         shifts = tuple(self.shift if side > WINDOW else 0 for side in padded)
         x = jnp.roll(x, [-shift for shift in shifts], (1, 2))
 
-        rows, columns = (side // WINDOW for side in padded)
-        x = x.reshape(n, rows, WINDOW, columns, WINDOW, channels).transpose(0, 1, 3, 2, 4, 5)
-        x = self.inputs(x.reshape(n, rows * columns, WINDOW**2, channels))
+        x = self.inputs(_windows(x))
         query, key, value = jnp.moveaxis(x.reshape(*x.shape[:3], 3, self.heads, HEAD_WIDTH), 3, 0)
         query *= HEAD_WIDTH**-0.5
         logits = jnp.einsum("nwqhd,nwkhd->nwhqk", query, key, preferred_element_type=jnp.float32)
@@ -129,7 +127,8 @@ class WindowAttention(nnx.Module):
         x = jnp.einsum("nwhqk,nwkhd->nwqhd", weights.astype(value.dtype), value)
         x = self.output(x.reshape(*x.shape[:3], channels))
 
-        x = x.reshape(n, rows, columns, WINDOW, WINDOW, channels).transpose(0, 1, 3, 2, 4, 5)
+        rows, columns = (side // WINDOW for side in padded)
+        x = x.reshape(n, rows, columns, WINDOW, WINDOW, channels).swapaxes(2, 3)
         x = jnp.roll(x.reshape(n, *padded, channels), shifts, (1, 2))
         return x[:, :height, :width]
 
@@ -151,17 +150,16 @@ class Merge(nnx.Module):
 
 def same_region(padded: tuple[int, ...], shifts: tuple[int, ...]) -> np.ndarray:
     """Which patches of a window were neighbours before the shift: bool [windows, 49, 49]."""
-    regions = [
-        (np.arange(side) >= side - WINDOW).astype(int) + (np.arange(side) >= side - shift)
-        if shift
-        else np.zeros(side, int)
-        for side, shift in zip(padded, shifts, strict=True)
-    ]
-    region = 3 * regions[0][:, None] + regions[1]
-    rows, columns = (side // WINDOW for side in padded)
-    region = region.reshape(rows, WINDOW, columns, WINDOW).transpose(0, 2, 1, 3)
-    region = region.reshape(rows * columns, WINDOW**2)
-    return region[:, :, None] == region[:, None, :]
+    rows, columns = (np.arange(side) >= side - n for side, n in zip(padded, shifts, strict=True))
+    region = _windows((2 * rows[:, None] + columns)[None, :, :, None])[0]
+    return region == region.swapaxes(1, 2)
+
+
+def _windows(x: Any) -> Any:
+    """The patches of every window of [n, h, w, c]: [n, windows, 49, c]."""
+    n, height, width, channels = x.shape
+    x = x.reshape(n, height // WINDOW, WINDOW, width // WINDOW, WINDOW, channels).swapaxes(2, 3)
+    return x.reshape(n, -1, WINDOW**2, channels)
 
 
 _PLACES = np.stack(np.divmod(np.arange(WINDOW**2), WINDOW), -1)
