@@ -137,9 +137,8 @@ def transfers(program: str) -> dict[str, list[int]]:
 def compilation_lines(step: CompiledStep) -> list[str]:
     """The report, in Markdown."""
     known = MEMORY.get(step.kind)
-    verdict = f"How much memory a {step.kind} has is not known here."
-    if known is not None:
-        verdict = "The step fits." if step.fits else "The step does not fit."
+    unknown = f"How much memory a {step.kind} has is not known here."
+    verdicts = {None: unknown, True: "The step fits.", False: "The step does not fit."}
     rows = [
         ("memory of a chip", known and _megabytes(known * 2**30)),
         ("needed", _megabytes(sum(step.memory.values()))),
@@ -149,7 +148,7 @@ def compilation_lines(step: CompiledStep) -> list[str]:
     moved = [(kind, len(each), _megabytes(sum(each))) for kind, each in step.transfers.items()]
     return [
         f"{step.kind}, batch {step.batch_size:,}, {step.num_classes:,} classes.",
-        verdict,
+        verdicts[step.fits],
         "",
         *table(["one chip, one step", "value"], rows),
         "",

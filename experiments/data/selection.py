@@ -64,16 +64,15 @@ def select(
 ) -> Selection:
     """Selects classes and images; options are those of `classification.ClassificationData`.
 
-    Labels of training images are [n], those of test images [m]. Without the latter, the fraction
-    `TEST_SHARE` of every class becomes the test split. Classes are chosen `among` ascending labels,
-    by default all; the images of a class that are for training, validation and test depend neither
-    on these nor on `subset_seed`. The rows of `test` index `test_labels` if they are given; all
-    other rows index `labels`. `samples_per_class` and `imbalance` only reduce the training images.
-    `names` of the classes are for messages.
+    Without `test_labels`, the fraction `TEST_SHARE` of every class becomes the test split; with
+    them, the rows of `test` index these, and all other rows `labels`. Classes are chosen `among`
+    ascending labels, by default all; the images of a class that are for training, validation and
+    test depend neither on these nor on `subset_seed`. `samples_per_class` and `imbalance` only
+    reduce the training images. `option`, which sets `classes`, and `names` are for messages.
 
     Raises:
-      ConfigError: Too many classes are requested (`option` sets them), a class has no image left
-        for training, or for validation, or `subset_seed` is not 0 and has nothing to choose.
+      ConfigError: Too many classes are requested, a class has no image left for training or
+        validation, or `subset_seed` is not 0 and has nothing to choose.
     """
     known = np.unique(labels) if among is None else among
     if classes > len(known) or classes == 1:

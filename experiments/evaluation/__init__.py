@@ -1,5 +1,1 @@
-"""Evaluation of trained features.
-
-`build_outputs` of `training/step.py` computes them, without augmentation and with running means and
-variances.
-"""
+"""Evaluation of trained features, which `build_outputs` of `training/step.py` computes."""

@@ -53,10 +53,10 @@ class FineTuning:
 
 
 def fine_tune(
-    features: np.ndarray | Array,
-    labels: np.ndarray | Array,
-    weights: np.ndarray | Array,
-    orders: np.ndarray | Array,
+    features: Array,
+    labels: Array,
+    weights: Array,
+    orders: Array,
     *,
     classifier: Classifier,
     settings: FineTuning,
@@ -67,12 +67,9 @@ def fine_tune(
     space that the features and the first weights span. Training happens in coordinates of that
     space, S + N of them instead of d, and its result is exact.
 
-    Features are floats [S, d] with labels [S] below N; `weights` [d, N] is where the training
-    starts, and `orders` [passes, S] the order of the samples in each pass. Returns the trained
-    weights, float32 [d, N].
+    Features are float32 [S, d] with labels [S] below N; training starts from `weights` [d, N], and
+    each pass takes the samples in one of the `orders` [passes, S]. Returns the trained weights.
     """
-    features, weights = (jnp.asarray(array, jnp.float32) for array in (features, weights))
-    labels, orders = jnp.asarray(labels), jnp.asarray(orders)
     filled = ((0, 0), (0, -orders.shape[1] % settings.batch_size))
     batches = jnp.pad(orders, filled, constant_values=-1).reshape(-1, settings.batch_size)
     basis = jnp.linalg.qr(jnp.concatenate([features.T, weights], axis=1))[0]
@@ -94,12 +91,6 @@ def fine_tune(
     start = (weights, jnp.zeros_like(weights), jnp.array(True))
     (weights, _, _), _ = lax.scan(step, start, batches)
     return product(basis, weights)
-
-
-def first_weights(key: Array, dim: int, ways: int) -> Array:
-    """Where the classifier starts: float32 [d, N] between ±1/√d, as `torch.nn.Linear` does."""
-    bound = dim**-0.5
-    return jax.random.uniform(key, (dim, ways), jnp.float32, minval=-bound, maxval=bound)
 
 
 def fine_tuned_predictions(
@@ -147,12 +138,13 @@ def _tuned(
 ) -> Array:
     def predict(episode: tuple[Array, ...]) -> Array:
         number, support, query, orders = episode
-        ways, shots = support.shape
-        key = jax.random.fold_in(jax.random.key(seed), number)
+        (ways, shots), dim = support.shape, features.shape[1]
+        key, bound = jax.random.fold_in(jax.random.key(seed), number), dim**-0.5
         weights = fine_tune(
             features[support.ravel()],
             jnp.repeat(jnp.arange(ways), shots),
-            first_weights(key, features.shape[1], ways),
+            # As `torch.nn.Linear` starts.
+            jax.random.uniform(key, (dim, ways), jnp.float32, minval=-bound, maxval=bound),
             orders,
             classifier=classifier,
             settings=settings,

@@ -29,9 +29,7 @@ class MultilabelResult(NamedTuple):
     """The average precision of each class; None without a positive sample."""
 
 
-def average_precisions(
-    scores: Values, targets: Values, *, elements_at_once: int = _ELEMENTS_AT_ONCE
-) -> np.ndarray:
+def average_precisions(scores: Values, targets: Values) -> np.ndarray:
     r"""The average precision of the ranking in every row, as scikit-learn defines it.
 
     .. math:: \mathrm{AP} = \sum_k (R_k - R_{k-1}) P_k
@@ -44,7 +42,7 @@ def average_precisions(
     """
     scores, targets = np.asarray(scores), np.asarray(targets)
     rows, items = scores.shape
-    step = max(1, elements_at_once // max(items, 1))
+    step = max(1, _ELEMENTS_AT_ONCE // max(items, 1))
     parts = [slice(start, start + step) for start in range(0, rows, step)]
     return np.concatenate([np.empty(0), *(_precisions(scores[p], targets[p]) for p in parts)])
 

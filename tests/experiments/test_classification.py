@@ -10,6 +10,7 @@ import pytest
 from scipy.special import softmax
 from sklearn.metrics import average_precision_score, confusion_matrix
 
+from experiments.evaluation import multilabel
 from experiments.evaluation.classification import (
     calibration,
     evaluate_logits,
@@ -210,12 +211,13 @@ def test_means_equal_scikit_learn_also_where_scores_are_equal(rounded, array):
     assert json.loads(json.dumps(result._asdict(), allow_nan=False)) == result._asdict()
 
 
-def test_many_rows_are_computed_in_parts():
+def test_many_rows_are_computed_in_parts(monkeypatch):
     scores, targets = multi_label_sample(n=500, classes=40)
     scores, targets = np.tile(scores, (20, 3)), np.tile(targets, (20, 3))
     scores += np.random.default_rng(1).normal(size=scores.shape)
-    found = average_precisions(scores, targets, elements_at_once=10_000)
-    np.testing.assert_array_equal(found, average_precisions(scores, targets))
+    expected = average_precisions(scores, targets)
+    monkeypatch.setattr(multilabel, "_ELEMENTS_AT_ONCE", 10_000)
+    np.testing.assert_array_equal(average_precisions(scores, targets), expected)
 
 
 def test_wrong_arguments_name_the_problem():
