@@ -57,30 +57,24 @@ def draw_batch(
     ways_shots = parse_strategy(strategy)
     if ways_shots is None:
         count = index if isinstance(index, int) else len(index.order)
-        with _option("sampling.batch_size"):
+        with errors_of("sampling.batch_size"):
             return sampling.random_batch(count, batch_size, seed=seed, step=step)
     if isinstance(index, int):
         raise ConfigError(
             f"sampling.strategy = {strategy} needs exactly one class per image; use `random`"
         )
-    with _option(f"sampling.strategy = {strategy}"):
+    with errors_of(f"sampling.strategy = {strategy}"):
         return sampling.class_batch(index, *ways_shots, seed=seed, step=step)
 
 
 def episode_classes(counts: np.ndarray, ways: int, shots: int, queries: int) -> np.ndarray:
     """The classes that episodes are drawn from: those with at least K + Q of the samples [C]."""
-    with _option("evaluation"):
+    with errors_of("evaluation"):
         return sampling.episode_classes(counts, ways, shots, queries)
 
 
-def evaluation_episodes(labels: np.ndarray | ClassIndex, **settings: int) -> Episodes:
-    """The episodes of `jaxloss.sampling.episodes`."""
-    with _option("evaluation"):
-        return sampling.episodes(labels, **settings)
-
-
 @contextmanager
-def _option(name: str) -> Iterator[None]:
+def errors_of(name: str) -> Iterator[None]:
     """Raises what the data cannot give as an error of an option."""
     try:
         yield

@@ -38,11 +38,6 @@ class ClassificationResult(NamedTuple):
     calibration_error: float
 
 
-def accuracy(predictions: Values, labels: Values) -> float:
-    """The fraction of the samples [n] whose class is predicted."""
-    return float((np.asarray(predictions) == np.asarray(labels)).mean())
-
-
 def class_accuracies(predictions: Values, labels: Values, num_classes: int) -> np.ndarray:
     """The accuracy of every class: float64 [C], in [0, 1]; NaN for a class without a sample."""
     predictions, labels = np.asarray(predictions), np.asarray(labels)
@@ -139,7 +134,7 @@ def evaluate_logits(
     predictions, labels = np.asarray(logits).argmax(1), np.asarray(labels)
     confidences = softmax_confidences(logits if calibrated is None else calibrated)
     per_class = class_accuracies(predictions, labels, logits.shape[1])
-    right, groups = accuracy(predictions, labels), None
+    right, groups = float((predictions == labels).mean()), None
     if train_counts is not None:
         members = frequency_groups(train_counts)
         groups = {name: mean_accuracy(per_class[own]) for name, own in members.items()}

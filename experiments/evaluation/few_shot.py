@@ -15,7 +15,8 @@ from jax import Array, lax
 
 from experiments.config import Count
 from experiments.contracts import mean_and_interval
-from experiments.data.sampling import episode_classes, episodes_hash, evaluation_episodes
+from experiments.data.sampling import episode_classes, episodes_hash, errors_of
+from jaxloss import sampling
 from jaxloss.core.products import wide_product as product
 from jaxloss.sampling import ClassIndex, Episodes, index_classes
 
@@ -89,14 +90,10 @@ def configured_episodes(
     num_episodes: int | None = None,
 ) -> Episodes:
     """The episodes of a configuration with one number of shots, by default all of them."""
-    return evaluation_episodes(
-        labels,
-        num_episodes=config.episodes if num_episodes is None else num_episodes,
-        ways=config.ways,
-        shots=shots,
-        queries=config.queries,
-        seed=0,  # The same episodes for all runs.
-    )
+    count = config.episodes if num_episodes is None else num_episodes
+    own: Any = {"ways": config.ways, "shots": shots, "queries": config.queries}
+    with errors_of("evaluation"):  # One seed: the same episodes for all runs.
+        return sampling.episodes(labels, num_episodes=count, **own, seed=0)
 
 
 def evaluate_prototypes(

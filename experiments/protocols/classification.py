@@ -18,7 +18,7 @@ from experiments.data.builders import is_multi_label, split_names
 from experiments.data.pipeline import load_labels, load_split, stored_counts
 from experiments.data.selection import Selection, labels_of, select
 from experiments.errors import ConfigError
-from experiments.evaluation.classification import accuracy, evaluate_logits
+from experiments.evaluation.classification import evaluate_logits
 from experiments.reporting.run import metrics_table
 
 SPLITS = ("train", "validation", "test")
@@ -117,7 +117,7 @@ def build(
         check_data=check_data,
         objective=objective,
         validation_metric=Metric("accuracy"),
-        validate=lambda outputs: accuracy(outputs.logits().argmax(1), outputs.labels),
+        validate=lambda outputs: float((outputs.logits().argmax(1) == outputs.labels).mean()),
         metrics=metrics,
         evaluate=evaluate,
         description={"label": label, **changed},

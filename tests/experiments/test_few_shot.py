@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from scipy.spatial.distance import cdist
 
 from experiments.contracts import mean_and_interval
-from experiments.data.sampling import episodes_hash, evaluation_episodes, support_orders
+from experiments.data.sampling import episodes_hash, support_orders
 from experiments.evaluation.few_shot import (
     Distance,
     EpisodeConfig,
@@ -28,6 +28,7 @@ from experiments.evaluation.fine_tuning import (
     fine_tune,
     fine_tuned_predictions,
 )
+from jaxloss import sampling
 from jaxloss.sampling import Episodes
 from tests.tolerances import FLOAT32
 
@@ -42,7 +43,7 @@ def features_of(spread=1.0, d=6, seed=0):
 
 
 def episodes_of(num=70, ways=5, shots=3, queries=4, seed=0):
-    return evaluation_episodes(
+    return sampling.episodes(
         LABELS, num_episodes=num, ways=ways, shots=shots, queries=queries, seed=seed
     )
 
@@ -315,4 +316,4 @@ def test_classes_that_are_too_small_for_episodes_are_counted(counts, shots, note
 
 
 def episodes_in(labels, shots):
-    return evaluation_episodes(labels, num_episodes=200, ways=2, shots=shots, queries=5, seed=0)
+    return sampling.episodes(labels, num_episodes=200, ways=2, shots=shots, queries=5, seed=0)

@@ -18,7 +18,6 @@ import jaxloss
 from experiments.assembly import plan_run
 from experiments.config import SamplingConfig
 from experiments.contracts import Metric, Outputs, Problem, Protocol
-from experiments.data.sampling import evaluation_episodes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import (
     Distance,
@@ -32,6 +31,7 @@ from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
 from experiments.protocols.few_shot_data import FewShotData
 from experiments.protocols.integration import NAMES, IntegratedLoss, build_loss
 from experiments.training.parallel import device_mesh
+from jaxloss import sampling
 from tests.jaxloss import references
 from tests.tolerances import FLOAT32
 
@@ -210,7 +210,7 @@ def build(loss: integration.Name = CONFIG.loss.name, **changes) -> Protocol:
 def test_validation_is_the_accuracy_of_1_shot_episodes():
     protocol = build(validation_episodes=7, validation_distance="cosine")
     found = protocol.validate(outputs())
-    episodes = evaluation_episodes(
+    episodes = sampling.episodes(
         outputs().labels, num_episodes=7, ways=3, shots=1, queries=4, seed=0
     )
     cosine, euclidean = (

@@ -22,7 +22,6 @@ from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, OptimizerConfig, SamplingConfig, replace_option
 from experiments.contracts import Outputs, Problem, mean_and_interval
 from experiments.data.pipeline import load_split, stored_counts
-from experiments.data.sampling import evaluation_episodes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import accuracies_of, prototype_predictions
 from experiments.evaluation.fine_tuning import (
@@ -36,6 +35,7 @@ from experiments.protocols.negative_margin import MarginEvaluation, MarginLoss, 
 from experiments.reporting.run import read_episodes, report_text
 from experiments.runs import complete_run, load_run
 from experiments.training.step import build_outputs
+from jaxloss import sampling
 from tests.experiments import fake_archives
 from tests.jaxloss import references
 from tests.tolerances import FLOAT32, FLOAT64
@@ -287,7 +287,7 @@ def test_inner_products_are_evaluated_on_normalised_features_too(loss, classifie
 def test_validations_classify_as_they_say(changes, predict):
     outputs, evaluation = random_outputs(), dataclasses.replace(EVALUATION, **changes)
     protocol = negative_margin.build(dataclasses.replace(TINY, evaluation=evaluation))
-    episodes = evaluation_episodes(
+    episodes = sampling.episodes(
         outputs.labels,
         num_episodes=evaluation.validation_episodes,
         ways=3,

@@ -8,19 +8,19 @@ from experiments.data.sampling import (
     draw_batch,
     episode_classes,
     episodes_hash,
-    evaluation_episodes,
     parse_strategy,
     support_orders,
 )
 from experiments.errors import ConfigError
-from jaxloss.sampling import Episodes, class_batch, index_classes, random_batch
+from experiments.evaluation.few_shot import EpisodeConfig, configured_episodes
+from jaxloss.sampling import Episodes, class_batch, episodes, index_classes, random_batch
 
 TEN = np.arange(400) * 7 % 10
 
 
 def episodes_of(num, seed=0, **changes) -> Episodes:
     settings = {"ways": 5, "shots": 2, "queries": 4} | changes
-    return evaluation_episodes(TEN, num_episodes=num, seed=seed, **settings)
+    return episodes(TEN, num_episodes=num, seed=seed, **settings)
 
 
 def test_strategies():
@@ -84,6 +84,6 @@ def test_what_the_data_cannot_give_is_an_error_of_an_option():
     with pytest.raises(ConfigError, match=r"sampling.strategy = 11x2: .*of the 10 classes, 10"):
         draw_batch(index_classes(TEN), "11x2", 7, seed=0, step=0)
     with pytest.raises(ConfigError, match="evaluation: an episode of 11 ways"):
-        episodes_of(3, ways=11)
+        configured_episodes(EpisodeConfig(ways=11), TEN, shots=2)
     with pytest.raises(ConfigError, match="evaluation: an episode of 2 ways"):
         episode_classes(np.array([2, 3]), 2, 2, 2)
