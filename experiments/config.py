@@ -53,7 +53,7 @@ class DataConfig:
     """Shorter side before the crop at the centre in evaluation; 0: --data.image-size."""
     resize_to_square: bool = False
     """Resize both sides to --data.resize pixels, whatever the aspect ratio."""
-    crop_scale: tuple[Positive, ...] = ()
+    crop_scale: tuple[Ratio, ...] = ()
     """Range of the share of the area in a random resized crop, as 0.08 1; empty: pad and crop. Its
     width / height is between 3/4 and 4/3, as in torchvision."""
     lighting: Weight = 0.0

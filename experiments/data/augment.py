@@ -57,8 +57,6 @@ def check_augmentation(config: DataConfig, channels: int) -> None:
         given = config.crop_scale
         if len(given) != 2 or given[0] > given[1]:
             raise ConfigError(f"data.crop_scale needs two numbers in ascending order, got {given}")
-        if given[1] > 1:
-            raise ConfigError(f"data.crop_scale must not be above 1, got {given}")
         if config.pad:
             raise ConfigError(f"data.crop_scale replaces data.pad = {config.pad}; set it to 0")
     for name in ("mean", "std"):
