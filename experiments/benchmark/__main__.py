@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.errors import ConfigError
+
 # JAX would take most of the memory of a GPU, and leave little to PyTorch.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
@@ -20,12 +22,14 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints the tables, writes them."""
-    from experiments.benchmark.accelerator import PROBLEMS, add_names, run_accelerator
+    from experiments.benchmark.accelerator import (
+        add_arguments,
+        chosen_problems,
+        run_accelerator,
+    )
 
     parser = argparse.ArgumentParser("python -m experiments.benchmark", description=__doc__)
-    add_names(parser)
-    dtypes = list(dict.fromkeys(problem.dtype for problem in PROBLEMS))
-    parser.add_argument("--dtype", choices=dtypes, help="only rows of this dtype")
+    add_arguments(parser)
     parser.add_argument(
         "--minutes", type=float, default=5, help="after which no group of six rows is started"
     )
@@ -34,13 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--shrink", type=int, default=1, help="divides batches and classes: 64 for a CPU"
     )
     options = parser.parse_args(arguments)
-    problems = []
-    for problem in PROBLEMS:
-        named = not options.names or problem.name in options.names
-        if named and options.dtype in (None, problem.dtype):
-            n, d, C = problem.size
-            size = type(problem.size)(max(n // options.shrink, 16), d, max(C // options.shrink, 4))
-            problems.append(problem._replace(size=size))
+    try:
+        problems = chosen_problems(options)
+    except ConfigError as error:
+        parser.error(str(error))
+    for number, problem in enumerate(problems):
+        n, _, C = problem.size
+        size = problem.size._replace(n=max(n // options.shrink, 16), C=max(C // options.shrink, 4))
+        problems[number] = problem._replace(size=size)
     arguments = sys.argv[1:] if arguments is None else arguments
     run_accelerator(
         problems,

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import Array, lax
 
 import jaxloss
 from experiments.benchmark.measure import TOLERANCE
-from jaxloss.core.products import wide_product as product
+from experiments.errors import ConfigError
 
+Dtype = Literal["bfloat16", "float32", "mixed"]
+"""Of all float arrays; `mixed` is bfloat16 features and float32 weights."""
 SizeName = Literal["paper", "large", "own"]
 
 GROUPS = 4
 MARGIN, SCALE = -0.3, 30.0
 ANGLE, FACE_SCALE = 0.5, 64.0
+_MOST_SCORES = 2**29  # That bare products hold at once.
 
 
 class Size(NamedTuple):
@@ -37,6 +39,7 @@ class Floor(NamedTuple):
 
     run: Callable[..., object]  # Takes the arrays of the loss.
     text: str
+    operations: Callable[[int, int, int], int] | None = None  # Of its products, by n, d and C.
 
 
 @dataclass(frozen=True)
@@ -71,105 +74,127 @@ class Case:
         large = self.paper._replace(**{self.grows: 10 * getattr(self.paper, self.grows)})
         return {"paper": (self.paper,), "large": (large,), "own": self.own}[name]
 
-    def make_arrays(self, rng: np.random.Generator, size: Size) -> tuple[np.ndarray, ...]:
-        """Random arrays of that size, float32 and int32."""
-        return tuple(
-            array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
-            for array in (_DRAWS[name](rng, size) for name in self.arrays)
-        )
+    def make_arrays(
+        self, size: Size, dtype: Dtype = "float32", *, clustered: bool = False, seed: int = 0
+    ) -> list[Array]:
+        """Random arrays of that size, drawn on the device: int32, or floats of that dtype.
+
+        Clustered features have a mean of 10 and a spread of 0.1.
+        """
+        arrays = []
+        keys = jax.random.split(jax.random.key(seed), len(self.arrays))
+        for name, key in zip(self.arrays, keys, strict=True):
+            array = _DRAWS[name](key, size)
+            if clustered and name in ("features", "view"):
+                array = 10 + 0.1 * (array - _MEAN)
+            of_layer = name in ("weights", "bias")
+            floats = dtype if dtype != "mixed" else "float32" if of_layer else "bfloat16"
+            is_float = jnp.issubdtype(array.dtype, jnp.floating)
+            arrays.append(array.astype(floats if is_float else "int32"))
+        return arrays
 
 
-def _labels(rng: np.random.Generator, size: Size) -> np.ndarray:
-    """Classes of equal size, at least four samples each, so that every sample has a positive."""
+def _labels(key: Array, size: Size) -> Array:
+    """Classes of equal size, spread over all, in no order.
+
+    A class that has a sample has at least four: each sample has a positive.
+    """
     classes = max(min(size.C, size.n // 4), 1)
-    return rng.permutation(np.arange(size.n) % classes)
+    labels = jnp.arange(size.n) % classes * max(size.C // classes, 1)
+    return jax.random.permutation(key, labels)
 
 
-def _targets(rng: np.random.Generator, size: Size) -> np.ndarray:
+def _targets(key: Array, size: Size) -> Array:
     """Multi-hot, about three positives per sample, as in COCO."""
-    targets = rng.random((size.n, size.C)) < min(3 / size.C, 0.4)
-    targets[np.arange(size.n), rng.integers(0, size.C, size.n)] = True
-    return targets
+    others, one = jax.random.split(key)
+    targets = jax.random.uniform(others, (size.n, size.C)) < min(3 / size.C, 0.4)
+    classes = jax.random.randint(one, (size.n,), 0, size.C)
+    return targets.at[jnp.arange(size.n), classes].set(True)
 
 
-def _prototypes(rng: np.random.Generator, size: Size) -> np.ndarray:
-    prototypes = rng.normal(size=(size.d, size.C))
-    return prototypes / np.linalg.norm(prototypes, axis=0)
+def _prototypes(key: Array, size: Size) -> Array:
+    prototypes = _normal(key, size.d, size.C)
+    return prototypes / jnp.linalg.norm(prototypes, axis=0)
 
 
-_DRAWS: dict[str, Callable[[np.random.Generator, Size], np.ndarray]] = {
-    "logits": lambda rng, size: rng.normal(0, 2, (size.n, size.C)),
-    "labels": _labels,
-    "targets": _targets,
-    # Not centred, as behind a ReLU; all norms are about √d.
-    "features": lambda rng, size: rng.normal(0.2, 1, (size.n, size.d)),
-    "view": lambda rng, size: rng.normal(0.2, 1, (size.n, size.d)),
-    "own_keys": lambda rng, size: rng.normal(0.2, 1, (size.n, OWN_KEYS, size.d)),
-    "weights": lambda rng, size: rng.normal(0, size.d**-0.5, (size.d, size.C)),
-    "bias": lambda rng, size: rng.normal(0, 0.1, size.C),
-    "prototypes": _prototypes,
-    "assignment": lambda rng, size: rng.permutation(size.C),
-    "references": lambda rng, size: rng.normal(0.2, 1, (NUM_REFERENCES, size.d)),
-    "reference_labels": lambda rng, size: rng.integers(0, size.C, NUM_REFERENCES),
-    "vectors": lambda rng, size: np.linalg.qr(rng.normal(size=(size.d, min(size.d, size.C))))[0],
-    "values": lambda rng, size: np.linspace(2, 0.1, min(size.d, size.C)),
-}
+def _normal(key: Array, *shape: int, mean: float = 0.0, spread: float = 1.0) -> Array:
+    return mean + spread * jax.random.normal(key, shape)
+
+
 NUM_REFERENCES = 65_536
 OWN_KEYS = 4  # Mined negatives of each query.
 BASE_CLASSES = 64
+_MEAN = 0.2  # Of features, which are not centred, as behind a ReLU; all norms are about √d.
+_rows = partial(_normal, mean=_MEAN)
+_DRAWS: dict[str, Callable[[Array, Size], Array]] = {
+    "logits": lambda key, size: _normal(key, size.n, size.C, spread=2.0),
+    "labels": _labels,
+    "targets": _targets,
+    "features": lambda key, size: _rows(key, size.n, size.d),
+    "view": lambda key, size: _rows(key, size.n, size.d),
+    "own_keys": lambda key, size: _rows(key, size.n, OWN_KEYS, size.d),
+    "weights": lambda key, size: _normal(key, size.d, size.C, spread=size.d**-0.5),
+    "bias": lambda key, size: _normal(key, size.C, spread=0.1),
+    "prototypes": _prototypes,
+    "assignment": lambda key, size: jax.random.permutation(key, size.C),
+    "references": lambda key, size: _rows(key, NUM_REFERENCES, size.d),
+    "reference_labels": lambda key, size: jax.random.randint(key, (NUM_REFERENCES,), 0, size.C),
+    "vectors": lambda key, size: jnp.linalg.qr(_normal(key, size.d, min(size.d, size.C)))[0],
+    "values": lambda key, size: jnp.linspace(2, 0.1, min(size.d, size.C)),
+}
 
 # Floors: the factors of a backward product have the shapes of the real ones, not their values.
-# Products are as precise as the losses' own, which matters on a GPU.
 
 
-def _linear(features: Array, _labels: Array, weights: Array, *_: Array) -> tuple[Array, ...]:
+def product(a: Array, b: Array) -> Array:
+    """`a @ b` in the dtype of its factors, float32 without TF32."""
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST if a.dtype == jnp.float32 else None)
+
+
+def products(rows: Array, columns: Array, *, of_columns: bool) -> Any:
+    """`rows @ columns`, and what it takes to get the gradients from a matrix of that shape.
+
+    Where the pairs of a batch are symmetric, that is one product: without `of_columns`.
+    """
+    parts = 1
+    while len(rows) * columns.shape[1] > parts * _MOST_SCORES and len(rows) % (2 * parts) == 0:
+        parts *= 2
+
+    def step(total: Any, block: Array) -> tuple[Any, Array]:
+        scores = product(block, columns)
+        of_block = product(scores, columns.T)
+        return (total + product(block.T, scores) if of_columns else None), of_block
+
+    if parts == 1:
+        return step(0, rows)[::-1]
+    start = jnp.zeros_like(columns) if of_columns else None
+    return lax.scan(step, start, rows.reshape(parts, -1, rows.shape[1]))[::-1]
+
+
+def _linear(features: Array, _labels: Array, weights: Array, *_: Array) -> Any:
     """Logits, and the gradients of features and weights."""
-    logits = product(features, weights)
-    return logits, product(logits, weights.T), product(features.T, logits)
-
-
-def _pairs_of(anchors: Array, features: Array) -> Array:
-    return product(product(anchors, features.T), features)
+    return products(features, weights.astype(features.dtype), of_columns=True)
 
 
 def _pairs(features: Array, *_: Array) -> Array:
-    """All inner products and the gradient of the features, 1024 anchors at a time."""
-    blocks = features.reshape(-1, math.gcd(1024, len(features)), features.shape[1])
-    return lax.map(lambda block: _pairs_of(block, features), blocks).reshape(features.shape)
+    """All inner products, and the gradient of the features."""
+    return products(features, features.T, of_columns=False)[0].reshape(features.shape)
 
 
-def _references(features: Array, _labels: Array, references: Array, *_: Array) -> Array:
-    """The same with 1024 references at a time."""
-    blocks = references.reshape(-1, 1024, references.shape[1])
-    return lax.map(lambda block: _pairs_of(features, block), blocks)
-
-
-def _complement(features: Array, coordinates: Array, basis: Array) -> Array:
+def _complement(features: Array, basis: Array) -> Array:
     """Pairs in the complement of a subspace: projects the features, and their gradient."""
-    gradient = _pairs(features - product(coordinates, basis.T))
+    gradient = _pairs(features - product(product(features, basis), basis.T))
     return product(product(gradient, basis), basis.T)
 
 
 def _direct_sum(features: Array, labels: Array, weights: Array, _bias: Array) -> object:
-    logits, *gradients = _linear(features, labels, weights)
-    return gradients, _complement(features, logits, weights), product(weights.T, weights)
+    gradients = _linear(features, labels, weights)  # Its logits are the coordinates.
+    return gradients, _complement(features, weights), product(weights.T, weights)
 
 
 def _spectral_sum(features: Array, labels: Array, weights: Array, *_: Array) -> object:
     basis = weights[:, : weights.shape[0]]  # In place of the singular vectors.
-    pairs = _complement(features, product(features, basis), basis)
-    return _linear(features, labels, weights)[1:], pairs
-
-
-def _groups(features: Array, labels: Array, weights: Array, _bias: Array) -> object:
-    """A linear layer for the features of each group, the others 0."""
-    groups = jnp.arange(features.shape[1]) % GROUPS == jnp.arange(GROUPS)[:, None]
-    parts = jnp.where(groups[None], features[:, None, :], 0).reshape(-1, features.shape[1])
-    return _linear(parts, labels, weights)
-
-
-def _class_means(features: Array, labels: Array) -> object:
-    return _linear(features, labels, features[jnp.arange(BASE_CLASSES) % len(features)].T)
+    return _linear(features, labels, weights), _complement(features, basis)
 
 
 ONE_PASS = Floor(lambda rows, *_: 2 * rows, "one pass that reads what is scored and writes as much")
@@ -177,21 +202,35 @@ ONE_EXPONENTIAL = Floor(  # Which costs more than the memory.
     lambda logits, *_: jnp.exp(-jnp.abs(logits)),
     "one pass that takes an exponential of every logit",
 )
-LINEAR = Floor(_linear, "3 products n·d·C")
-CLASS_MEANS = Floor(_class_means, LINEAR.text)
-PAIRS = Floor(_pairs, "2 products n·n·d")
-REFERENCES = Floor(_references, "2 products n·m·d for m references")
-TWO_SIDES = Floor(lambda queries, keys, *_: _linear(queries, queries, keys.T), "3 products n·n·d")
-COVARIANCES = Floor(
-    lambda *views: tuple(_pairs_of(view.T, view.T) for view in views), "4 products n·d·d"
+LINEAR = Floor(_linear, "3 products n·d·C", lambda n, d, C: 6 * n * d * C)
+CLASS_MEANS = LINEAR._replace(run=lambda x, y: _linear(x, y, x[:BASE_CLASSES].T))
+PAIRS = Floor(_pairs, "2 products n·n·d", lambda n, d, _: 4 * n * n * d)
+REFERENCES = Floor(
+    lambda rows, _, references, *__: products(rows, references.T, of_columns=False),
+    "2 products n·m·d for m references",
 )
-CORRELATIONS = Floor(lambda first, second: _linear(first.T, first, second), "3 products n·d·d")
+TWO_SIDES = Floor(
+    lambda queries, keys, *_: products(queries, keys.T, of_columns=True),
+    "3 products n·n·d",
+    lambda n, d, _: 6 * n * n * d,
+)
+COVARIANCES = Floor(
+    lambda *views: [products(view.T, view, of_columns=False) for view in views],
+    "4 products n·d·d",
+)
+CORRELATIONS = Floor(
+    lambda first, second: products(first.T, second, of_columns=True), "3 products n·d·d"
+)
 SUM = Floor(lambda *arrays: (_linear(*arrays), _pairs(*arrays)), "3 products n·d·C, 2 of n·n·d")
 DIRECT_SUM = Floor(_direct_sum, "6 products n·d·C, 2 of n·n·d, one of C·C·d")
 SPECTRAL_SUM = Floor(
     _spectral_sum, "3 products n·d·C, 2 of n·n·d, 4 of n·d·d; not the singular vectors"
 )
-GROUP = Floor(_groups, "3 products G·n·d·C")
+GROUP = Floor(
+    lambda x, *others: _linear(jnp.concatenate([x] * GROUPS), *others),
+    "3 products G·n·d·C",
+    lambda n, d, C: 6 * GROUPS * n * d * C,
+)
 
 
 def _at_temperature_d(loss: Callable[..., Array], **options) -> Callable[..., Array]:
@@ -385,3 +424,15 @@ CASES: tuple[Case, ...] = (
     _on_views("vicreg", jaxloss.vicreg_loss, *_VIEWS, floor=COVARIANCES),
     _on_views("barlow_twins", jaxloss.barlow_twins_loss, *_VIEWS, floor=CORRELATIONS),
 )
+BY_NAME = {case.name: case for case in CASES}
+
+_Named = TypeVar("_Named", bound=Any)
+
+
+def chosen(names: Sequence[str], of: Sequence[_Named]) -> list[_Named]:
+    """The cases or rows with these names, or all; raises a `ConfigError` for an unknown name."""
+    known = list(dict.fromkeys(each.name for each in of))
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"unknown loss {name!r}; choose from {', '.join(known)}")
+    return [each for each in of if each.name in (names or known)]

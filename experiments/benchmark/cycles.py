@@ -15,16 +15,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.benchmark.accelerator import (
-    BY_NAME,
-    PROBLEMS,
-    Problem,
-    add_names,
-    bare_products,
-    problem_cells,
-    specs,
-    table_of,
-)
+from experiments.benchmark.accelerator import Problem, add_arguments, chosen_problems
+from experiments.benchmark.measure import jax_program, table
 from experiments.errors import ConfigError
 from experiments.topologies import tpu_devices
 
@@ -104,51 +96,48 @@ def operations(program: str) -> list[Operation]:
 
 def compiled_text(problem: Problem, device: Any, *, bare: bool = False) -> str:
     """The program of value and gradients, or of the bare products, for a device of a topology."""
-    case = BY_NAME[problem.name]
-    function = jax.value_and_grad(case.loss, argnums=case.differentiable)
-    if bare:
-        function = bare_products(problem)[0]
+    case, size, dtype = problem
     place = jax.sharding.SingleDeviceSharding(device)
-    arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for x in specs(problem)]
+    arrays = [
+        jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place)
+        for array in jax.eval_shape(lambda: case.make_arrays(size, dtype))
+    ]
+    form = (case.floor.run, None) if bare else (case.loss, case.differentiable)
     # The losses choose products and the sizes of tiles for the default device.
     with jax.default_device(device):
-        return jax.jit(function).lower(*arrays).compile().as_text() or ""
+        return jax_program(form[0], arrays, form[1]).as_text() or ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compiles the losses one by one, prints a table."""
     parser = argparse.ArgumentParser("python -m experiments.benchmark.cycles", description=__doc__)
-    add_names(parser)
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    add_arguments(parser, "bfloat16")
     parser.add_argument("--topology", default="v5e:2x2", help="of which one chip is used")
     parser.add_argument(
         "--operations", type=int, default=0, help="so many of the longest are listed below"
     )
     options = parser.parse_args(arguments)
     try:
-        device = tpu_devices(options.topology)[0]
+        problems, device = chosen_problems(options), tpu_devices(options.topology)[0]
     except ConfigError as error:
         parser.error(str(error))
     rows, listed = [], []
-    for problem in PROBLEMS:
-        n, _, C = problem.size
-        if problem.dtype != options.dtype or not 4_096 <= n <= 8_192 or C > 100_000:
-            continue
-        if options.names and problem.name not in options.names:
+    for problem in problems:
+        if not 4_096 <= problem.size.n <= 8_192:
             continue
         print(problem.name, file=sys.stderr, flush=True)
         found = operations(compiled_text(problem, device))
         bare = operations(compiled_text(problem, device, bare=True))
         sums = total(found), total(it for it in found if it.is_product), total(bare)
         million = [f"{cycles / 1e6:.2f}" for cycles in sums]
-        rows.append([*problem_cells(problem), *million, f"{sums[0] / sums[2]:.1f}"])
+        rows.append([*problem.cells(), *million, f"{sums[0] / sums[2]:.1f}"])
         listed += ["", f"{problem.name}:", ""]
         for it in sorted(found, key=lambda it: -it.total)[: options.operations]:
             times = f"{it.total / 1e6:.3f} = {it.trips} × {it.cycles:,}"
             listed.append(f"- {times}: {it.shape} {it.of}")
 
     headings = ["loss", "size", "dtype", "jaxloss", "in products", "bare products", "ratio"]
-    print(*table_of(headings, rows), *(listed if options.operations else ()), sep="\n")
+    print(*table(headings, rows), *(listed if options.operations else ()), sep="\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The same losses as JAX's users write them: a few lines of `jax.numpy` and optax, on whole arrays.
+"""Losses as JAX's users write them: a few lines of `jax.numpy` and optax, on whole arrays.
 
 Products have the dtype of their factors, and all else is computed in float32; in float64 they are
 the reference for the errors of all forms. Each sample must have a positive.
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
-import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, nn
 
-from experiments.benchmark.cases import ANGLE, BASE_CLASSES, FACE_SCALE
+from experiments.benchmark.cases import ANGLE, FACE_SCALE, product
 
 
 def _wide(array: Array) -> Array:
@@ -23,7 +21,7 @@ def _wide(array: Array) -> Array:
 
 
 def _product(a: Array, b: Array) -> Array:
-    return _wide(a @ b)
+    return _wide(product(a, b))
 
 
 def _unit(array: Array, axis: int = 1) -> Array:
@@ -35,37 +33,30 @@ def _mean_entropy(logits: Array, labels: Array) -> Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def _cosines(features: Array, labels: Array) -> tuple[Array, Array, Array]:
-    """Of all pairs, and which of them are positives and negatives."""
-    units, same = _unit(features), labels[:, None] == labels[None, :]
-    return _product(units, units.T), same & ~jnp.eye(len(labels), dtype=bool), ~same
+def _pairs(labels: Array) -> tuple[Array, Array]:
+    """Which samples are others, and which of them positives."""
+    others = ~jnp.eye(len(labels), dtype=bool)
+    return others, others & (labels[:, None] == labels[None, :])
 
 
-_logsumexp = partial(nn.logsumexp, axis=1)
+def _logsumexp(logits: Array, where: Array) -> Array:
+    return nn.logsumexp(logits, axis=1, where=where)
 
 
 def nca(features: Array, labels: Array) -> Array:
     """`‖x_i‖²` cancels in the difference."""
     squares = jnp.sum(_wide(features) ** 2, axis=1)
     scores = (2 * _product(features, features.T) - squares) / features.shape[1]
-    others = ~jnp.eye(len(labels), dtype=bool)
-    same = others & (labels[:, None] == labels[None, :])
-    return jnp.mean(_logsumexp(scores, where=others) - _logsumexp(scores, where=same))
+    others, positive = _pairs(labels)
+    return jnp.mean(_logsumexp(scores, others) - _logsumexp(scores, positive))
 
 
 def supervised_contrastive(features: Array, labels: Array) -> Array:
     """The mean of the positives' logits, and one log-sum-exp."""
-    cosines, positive, negative = _cosines(features, labels)
+    units, (others, positive) = _unit(features), _pairs(labels)
+    cosines = _product(units, units.T)
     own = jnp.sum(cosines, axis=1, where=positive) / jnp.sum(positive, axis=1)
-    return jnp.mean(_logsumexp(cosines / 0.1, where=positive | negative) - own / 0.1)
-
-
-def multi_similarity(features: Array, labels: Array) -> Array:
-    """Two masked log-sum-exps."""
-    cosines, positive, negative = _cosines(features, labels)
-    pull = nn.softplus(_logsumexp(-2 * (cosines - 0.5), where=positive)) / 2
-    push = nn.softplus(_logsumexp(50 * (cosines - 0.5), where=negative)) / 50
-    return jnp.mean(pull + push)
+    return jnp.mean(_logsumexp(cosines / 0.1, others) - own / 0.1)
 
 
 def info_nce(queries: Array, keys: Array) -> Array:
@@ -98,50 +89,6 @@ def arcface(features: Array, labels: Array, weights: Array) -> Array:
     return _mean_entropy(FACE_SCALE * cosines.at[rows, labels].set(raised), labels)
 
 
-def proxy_anchor(features: Array, labels: Array, proxies: Array) -> Array:
-    """Log-sum-exps over the batch."""
-    cosines = _product(_unit(features), _unit(proxies, axis=0))
-    own = nn.one_hot(labels, proxies.shape[1], dtype=bool)
-    present = jnp.any(own, axis=0)
-    # The gradient of a log-sum-exp of nothing is NaN.
-    pull = nn.softplus(_logsumexp(-32 * (cosines - 0.1), where=own | ~present, axis=0))
-    push = nn.softplus(_logsumexp(32 * (cosines + 0.1), where=~own, axis=0))
-    return jnp.mean(pull, where=present) + jnp.mean(push)
-
-
-def proxy_nca(features: Array, labels: Array, proxies: Array) -> Array:
-    """On cosines: the norms of 1 cancel in the softmax."""
-    return _mean_entropy(18 * _product(_unit(features), _unit(proxies, axis=0)), labels)
-
-
-def prototypical(features: Array, labels: Array) -> Array:
-    """Distances to the class means; the anchor's own mean leaves the anchor out."""
-    membership = nn.one_hot(labels, BASE_CLASSES, dtype=features.dtype)
-    sizes = jnp.maximum(jnp.sum(_wide(membership), axis=0), 1)
-    means = _product(membership.T, features) / sizes[:, None]
-    squares = jnp.sum(_wide(features) ** 2, axis=1)[:, None] + jnp.sum(means**2, axis=1)
-    products = _product(features, means.T.astype(features.dtype))
-    logits = (2 * products - squares) / features.shape[1]
-    logits = jnp.where(jnp.any(membership > 0, axis=0), logits, -jnp.inf)
-    rows = jnp.arange(len(labels))
-    factors = (sizes / jnp.maximum(sizes - 1, 1))[labels] ** 2
-    return _mean_entropy(logits.at[rows, labels].multiply(factors), labels)
-
-
-_OF_PAIRS = (nca, supervised_contrastive, multi_similarity, prototypical)
-_OF_TOWERS = (info_nce, sigmoid_contrastive)
-_OF_WEIGHTS = (classifier, arcface, proxy_anchor, proxy_nca)
-FORMS: dict[str, Callable[..., Array]] = {
-    form.__name__: form for form in (*_OF_PAIRS, *_OF_TOWERS, *_OF_WEIGHTS)
-}
+_FORMS = (nca, supervised_contrastive, info_nce, sigmoid_contrastive, classifier, arcface)
+FORMS: dict[str, Callable[..., Array]] = {form.__name__: form for form in _FORMS}
 """By the name of the case."""
-
-
-def in_full_precision(function: Callable[..., Array]) -> Callable[..., Array]:
-    """float32 products without TF32, as PyTorch has them by default."""
-
-    def run(*arrays: Array) -> Array:
-        with jax.default_matmul_precision("highest"):
-            return function(*arrays)
-
-    return run

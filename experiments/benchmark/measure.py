@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax import Array
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import jaxloss
+
+Run: TypeAlias = Callable[..., Any]
+"""Computes something as many times as its argument, by default once, and waits for the last."""
 
 TURNS = 100  # Of every form.
 _FEWEST_TURNS, _MOST_CALLS = 3, 50
 _TURN = 0.005  # Seconds.
 _SECONDS = 8.0  # Of all turns of all forms, after the third turn.
 TOLERANCE = 1e-3  # Largest disagreement of forms that are timed, unless a case has another.
-
-
-class Form(NamedTuple):
-    """A way to compute something, ready to run: compiled, with its arrays in place."""
-
-    run: Callable[[], Any]
-    """Computes it once, and waits for it."""
-    results: Sequence[Any]
-    """What all forms must agree on, such as value and gradients; empty for a floor."""
-    temporary_bytes: int = 0
-    """Most memory that one run holds beside its arguments and its results."""
 
 
 def usable_cores() -> list[int]:
@@ -46,20 +41,6 @@ def cores_of_others() -> float:
     return sum(busy[core] for core in usable_cores()) / 100
 
 
-def jax_form(
-    function: Callable[..., Any],
-    arrays: Sequence[np.ndarray],
-    differentiable: tuple[int, ...] | None,
-) -> Form:
-    """Value and gradients by JAX, compiled; `differentiable=None` runs the function alone."""
-    placed = [jax.device_put(array) for array in arrays]
-    compiled = jax_program(function, placed, differentiable)
-    memory: Any = compiled.memory_analysis()
-    run = jax_run(compiled, placed)
-    results = [] if differentiable is None else jax.tree.leaves(run())
-    return Form(run, results, memory.temp_size_in_bytes)
-
-
 def jax_program(
     function: Callable[..., Any], arrays: Sequence[Any], differentiable: tuple[int, ...] | None
 ) -> Any:
@@ -69,8 +50,8 @@ def jax_program(
     return jax.jit(function).lower(*arrays).compile()
 
 
-def jax_run(compiled: Callable[..., Any], arrays: Sequence[Any]) -> Callable[..., Any]:
-    """A function that computes it so many times, and waits for the last."""
+def jax_run(compiled: Callable[..., Any], arrays: Sequence[Any]) -> Run:
+    """Runs a program of JAX."""
 
     def run(calls: int = 1) -> Any:
         for _ in range(calls - 1):
@@ -80,44 +61,21 @@ def jax_run(compiled: Callable[..., Any], arrays: Sequence[Any]) -> Callable[...
     return run
 
 
-def torch_form(
-    function: Callable[..., Any],
-    arrays: Sequence[np.ndarray],
-    differentiable: tuple[int, ...],
-    *,
-    compiled: bool,
-) -> Form:
-    """Value and gradients by PyTorch: eager, or by `torch.compile` for exactly these shapes."""
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    tensors = with_int64([torch.tensor(array, device=device) for array in arrays])
-    if compiled:
-        torch.compiler.reset()
-        function = torch.compile(function, dynamic=False)
-    run = torch_run(function, tensors, differentiable)
-    run()  # Compiles.
-    return Form(run, [result.detach().cpu().numpy() for result in run()])
-
-
-def with_int64(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors, with classes as PyTorch's losses take them."""
-    return [tensor if tensor.is_floating_point() else tensor.long() for tensor in tensors]
-
-
 def torch_run(
     function: Callable[..., Any],
-    tensors: Sequence[Tensor],
+    arrays: Sequence[Array],
     differentiable: tuple[int, ...],
     *,
     autocast: bool = False,
-) -> Callable[..., Any]:
-    """A function that computes value and gradients so many times, and waits for the last.
+) -> Run:
+    """Runs a function of PyTorch and its gradients, on the memory of JAX's arrays.
 
     With `autocast`, in bfloat16 where PyTorch takes it to be exact enough.
     """
     import torch
 
+    tensors = [torch.from_dlpack(jax.block_until_ready(array)) for array in arrays]
+    tensors = [tensor if tensor.is_floating_point() else tensor.long() for tensor in tensors]
     device = tensors[0].device.type
     leaves = [tensors[position].requires_grad_() for position in differentiable]
 
@@ -134,35 +92,46 @@ def torch_run(
     return run
 
 
-def disagreement(results: Sequence[Any], expected: Sequence[Any]) -> float:
-    """The largest difference of results, relative to the largest number of each."""
+def disagreement(results: Any, expected: Any) -> list[float]:
+    """Of the value and each gradient, the largest difference relative to the largest number."""
     differences = []
-    for result, reference in zip(results, expected, strict=True):
-        reference = np.asarray(reference, np.float64)
+    for result, reference in zip(*map(jax.tree.leaves, (results, expected)), strict=True):
+        if not isinstance(result, jax.Array | np.ndarray):  # A tensor.
+            result = result.detach().float().cpu().numpy()
+        result, reference = np.asarray(result, np.float64), np.asarray(reference, np.float64)
         scale = max(np.max(np.abs(reference)), np.finfo(np.float32).tiny)
-        differences.append(np.max(np.abs(result - reference)) / scale)
-    return float(np.max(differences))
+        differences.append(float(np.max(np.abs(result - reference)) / scale))
+    return differences
 
 
-def measure(
-    forms: Mapping[str, Form], *, tolerance: float = TOLERANCE
-) -> dict[str, dict[str, Any]]:
+def failure(error: Exception) -> str:
+    """What a table says of a form that fails."""
+    text = f"{type(error).__name__}: {error}"
+    if "out of memory" in text.lower() or "RESOURCE_EXHAUSTED" in text:
+        return "out of memory"
+    return text.partition("\n")[0][:60]
+
+
+def measure(runs: Mapping[str, Run], tolerance: float = TOLERANCE) -> dict[str, dict[str, Any]]:
     """Times the forms that agree with `jaxloss` in turns, A B C A B C ..., about 5 ms each.
 
     For each form it returns the median, the interquartile range and the fastest of its calls in
     milliseconds, and `ratio`: the time of jaxloss over that of the form, of the fastest calls.
     Threads that wait for one another, as OpenMP's do in PyTorch, lose far more than XLA's when
     another process takes a core for a while; the medians of a busy machine would flatter JAX. For a
-    form that disagrees by more than `tolerance`, only `failure`.
+    form that fails, or differs by more than `tolerance`, only `failure`. The floor has no value.
     """
-    expected = forms["jaxloss"].results
-    rows: dict[str, dict[str, Any]] = {}
-    for name, form in forms.items():
-        difference = disagreement(form.results, expected) if form.results else 0
-        agrees = difference <= tolerance
-        rows[name] = {} if agrees else {"failure": f"differs by {difference:.1g}"}
-    runs = {name: forms[name].run for name, row in rows.items() if not row}
-    samples = take_turns(runs, TURNS)
+    rows: dict[str, dict[str, Any]] = {name: {} for name in runs}
+    expected = runs["jaxloss"]()
+    for name in [name for name in runs if name not in ("jaxloss", "floor")]:
+        try:
+            difference = np.max(disagreement(runs[name](), expected))
+        except Exception as error:  # Of any kind, where there is no compiler.
+            rows[name] = {"failure": failure(error)}
+        else:
+            if not difference <= tolerance:
+                rows[name] = {"failure": f"differs by {difference:.1g}"}
+    samples = take_turns({name: runs[name] for name, row in rows.items() if not row}, TURNS)
     for name, times in samples.items():
         low, median, high = 1e3 * np.percentile(times, [25, 50, 75])
         rows[name] = {
@@ -175,7 +144,7 @@ def measure(
 
 
 def take_turns(
-    runs: Mapping[str, Callable[..., Any]],
+    runs: Mapping[str, Run],
     turns: int,
     *,
     seconds: float = _SECONDS,
@@ -203,14 +172,30 @@ def take_turns(
     return samples
 
 
-def _timed(run: Callable[..., Any], calls: int = 1) -> float:
+def _timed(run: Run, calls: int = 1) -> float:
     """Seconds of a call; those of several are waited for once."""
     started = time.perf_counter()
     run(calls) if calls > 1 else run()
     return (time.perf_counter() - started) / calls
 
 
-def digits(number: float) -> str:
+def digits(number: float | None) -> str | None:
     """Three digits, without an exponent."""
+    if number is None:
+        return None
     places = 0 if number >= 100 else 1 if number >= 10 else 2 if number >= 1 else 3
     return f"{number:,.{places}f}"
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str | None]]) -> list[str]:
+    """In Markdown; `reporting.markdown` needs a package that a GPU's machine may not have."""
+    marks = [":--", *[":-:"] * (len(headings) - 1)]
+    cells = [[(cell or "–").replace("|", r"\|") for cell in row] for row in (headings, *rows)]
+    return [f"| {' | '.join(row)} |" for row in (cells[0], marks, *cells[1:])]
+
+
+def versions(*packages: str) -> str:
+    """Of Python, of jaxloss, and of those packages that are installed."""
+    found = [f"{name} {version(name)}" for name in packages if find_spec(name.replace("-", "_"))]
+    own = f"Python {platform.python_version()}, jaxloss {jaxloss.__version__}"
+    return ", ".join([own, *found])

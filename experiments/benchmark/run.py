@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import platform
@@ -12,24 +11,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import pandas as pd
 
+from experiments.benchmark.cases import CASES, Case, Size, SizeName, chosen
 from experiments.benchmark.measure import (
     cores_of_others,
     digits,
-    jax_form,
+    jax_program,
+    jax_run,
     measure,
-    torch_form,
+    table,
+    torch_run,
     usable_cores,
+    versions,
 )
 from experiments.errors import ConfigError
-from experiments.reporting.markdown import bold, table
 
 try:
     import torch
 
-    from experiments.benchmark.cases import CASES, Case, Size, SizeName
     from experiments.benchmark.package_forms import PACKAGE
     from experiments.benchmark.torch_forms import FORMS
 except ImportError as error:
@@ -39,16 +39,7 @@ QUIET = 0.1  # The most cores that other programs may use.
 TORCH = {"PyTorch eager": False, "torch.compile": True}
 """Forms in PyTorch, and whether they are compiled."""
 _MOST_LOGITS = 10**8  # Of a composition, which keeps them.
-_PACKAGES = [
-    "jaxloss",
-    "jax",
-    "jaxlib",
-    "optax",
-    "numpy",
-    "scipy",
-    "torch",
-    "pytorch-metric-learning",
-]
+_PACKAGES = "jax", "jaxlib", "optax", "numpy", "scipy", "torch", "pytorch-metric-learning"
 _FORMS = (*TORCH, "PML", "composition", "optax", "floor")
 """All forms beside `jaxloss`, in the order of the columns."""
 _TABLES: dict[SizeName, str] = {
@@ -76,10 +67,7 @@ def run_benchmark(
     Names are those of cases; all of them if there is none. With `allow_load`, other programs may
     run, and the report says so; else that is a `ConfigError`.
     """
-    known = [case.name for case in CASES]
-    if unknown := [name for name in names if name not in known]:
-        raise ConfigError(f"unknown loss {unknown[0]!r}; choose from {', '.join(known)}")
-    cases = [case for case in CASES if case.name in (names or known)]
+    cases = chosen(names, CASES)
     others, cores = cores_of_others(), len(usable_cores())
     if others > QUIET and not allow_load:
         raise ConfigError(
@@ -103,13 +91,11 @@ def run_benchmark(
     if others > QUIET:
         busy = f"**Other programs used {others:.1f} of {cores} cores at the start: the times are "
         lines = [f"{busy}those of a busy machine.**", ""]
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
     lines += [
         f"Command: `{command}`. How to read the tables: experiments/BENCHMARKS.md.",
         "",
         f"{_processor()}, cores: {cores}, device {jax.devices()[0].device_kind}; load {start:.2f} "
-        f"at the start, {os.getloadavg()[0]:.2f} at the end. Python {platform.python_version()}, "
-        f"{versions}.",
+        f"at the start, {os.getloadavg()[0]:.2f} at the end. {versions(*_PACKAGES)}.",
         "",
     ]
     meaning = [(case.name, case.source, case.floor.text) for case in cases]
@@ -119,32 +105,33 @@ def run_benchmark(
 
 def measure_case(case: Case, size: SizeName, shape: Size) -> Row:
     """One loss at one size."""
-    arrays = case.make_arrays(np.random.default_rng(0), shape)
-    forms = {"jaxloss": jax_form(case.loss, arrays, case.differentiable)}
-    failures: dict[str, dict[str, Any]] = {}
+    arrays, differentiable = case.make_arrays(shape), case.differentiable
+    losses = {"jaxloss": case.loss, "composition": case.composition, "optax": case.optax}
     left_out = case.small_only if size != "paper" else ()
-    in_torch = {name: (FORMS[case.name], compiled) for name, compiled in TORCH.items()}
-    if case.name in PACKAGE and "PML" not in left_out:
-        in_torch["PML"] = PACKAGE[case.name], False
-    for name, (form, compiled) in in_torch.items() if size != "own" else ():
-        try:
-            forms[name] = torch_form(form, arrays, case.differentiable, compiled=compiled)
-        except Exception as error:  # Of any kind, where there is no compiler.
-            if not compiled:
-                raise
-            failures[name] = {"failure": str(error).partition("\n")[0][:60]}
-    for name, loss in {"composition": case.composition, "optax": case.optax}.items():
-        if loss and name not in left_out and shape.n * shape.C <= _MOST_LOGITS:
-            forms[name] = jax_form(loss, arrays, case.differentiable)
-    memory = {
-        f"{name} (MB)": digits(1e-6 * forms[name].temporary_bytes) if name in forms else None
-        for name in ("jaxloss", "composition", "optax")
+    if shape.n * shape.C > _MOST_LOGITS:
+        left_out = *left_out, "composition", "optax"
+    programs = {
+        name: jax_program(loss, arrays, differentiable)
+        for name, loss in losses.items()
+        if loss and name not in left_out
     }
-    gradients = sum(array.nbytes for array in forms["jaxloss"].results[1:])
-    memory["gradients (MB)"] = digits(1e-6 * gradients)
-    forms["floor"] = jax_form(case.floor.run, arrays, None)
-    timed = measure(forms, tolerance=case.tolerance) | failures
-    return Row(case.name, " × ".join(f"{number:,}" for number in shape if number), timed, memory)
+    runs = {name: jax_run(program, arrays) for name, program in programs.items()}
+    torch.compiler.reset()
+    in_torch = {
+        name: torch.compile(FORMS[case.name], dynamic=False) if compiled else FORMS[case.name]
+        for name, compiled in TORCH.items()
+    }
+    if case.name in PACKAGE and "PML" not in left_out:
+        in_torch["PML"] = PACKAGE[case.name]
+    for name, form in in_torch.items() if size != "own" else ():
+        runs[name] = torch_run(form, arrays, differentiable)
+    runs["floor"] = jax_run(jax_program(case.floor.run, arrays, None), arrays)
+    temporary = {name: it.memory_analysis().temp_size_in_bytes for name, it in programs.items()}
+    gradients = sum(arrays[position].nbytes for position in differentiable)
+    sizes = {**dict.fromkeys(losses), **temporary, "gradients": gradients}
+    memory = {f"{name} (MB)": digits(number and 1e-6 * number) for name, number in sizes.items()}
+    size_text = " × ".join(f"{number:,}" for number in shape if number)
+    return Row(case.name, size_text, measure(runs, case.tolerance), memory)
 
 
 def _processor() -> str:
@@ -163,7 +150,12 @@ def time_table(rows: Sequence[Row]) -> list[str]:
         best = max(timed, key=lambda form: form["ratio"], default=None)
         ours = f"{digits(forms['jaxloss']['median_ms'])} ± {digits(forms['jaxloss']['spread_ms'])}"
         cells.append(
-            {"loss": loss, "size": size, "jaxloss (ms)": ours, "best": best and bold(_ratio(best))}
+            {
+                "loss": loss,
+                "size": size,
+                "jaxloss (ms)": ours,
+                "best": best and f"**{_ratio(best)}**",
+            }
             | {name: _ratio(forms[name]) if name in forms else None for name in _FORMS}
             | memory
         )
