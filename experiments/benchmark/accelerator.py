@@ -10,8 +10,9 @@ import gc
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -23,6 +24,8 @@ from jax import Array
 from experiments.benchmark import dense_forms
 from experiments.benchmark.cases import BY_NAME, Case, Dtype, Size, chosen
 from experiments.benchmark.measure import (
+    COMPILED,
+    EAGER,
     Run,
     digits,
     disagreement,
@@ -31,14 +34,13 @@ from experiments.benchmark.measure import (
     jax_run,
     table,
     take_turns,
+    torch_forms,
     torch_run,
     versions,
 )
 
-OURS, BARE, COMPILED, EAGER = "jaxloss", "bare products", "torch.compile", "PyTorch eager"
-DENSE = "dense JAX"
+OURS, BARE, DENSE = "jaxloss", "bare products", "dense JAX"
 COMPARED = OURS, DENSE, COMPILED, EAGER  # In memory and errors.
-TORCH = {COMPILED: True, EAGER: False}  # Forms in PyTorch, and whether they are compiled.
 _AT_ONCE = 6  # Rows that are compiled before they are timed.
 _THREADS = 4  # That compile for XLA, beside the one that compiles for PyTorch.
 _TURNS = 20
@@ -177,9 +179,10 @@ def _reference(problem: Problem, arrays: Sequence[Array]) -> Any:
         return jax.tree.map(np.asarray, program(*wide))
 
 
-def _prepare(problem: Problem, pool: ThreadPoolExecutor, torch: Any) -> _Prepared:
+def _prepare(row: Row, pool: ThreadPoolExecutor, torch: Any) -> _Prepared:
     """Starts to compile all forms for XLA, and compiles those of PyTorch."""
-    (case, size, dtype), row = problem, Row(problem)
+    problem = row.problem
+    case, size, dtype = problem
     arrays, dense = {"random": case.make_arrays(size, dtype)}, dense_forms.FORMS.get(case.name)
     forms = {OURS: case.loss, BARE: case.floor.run} | ({DENSE: dense} if dense else {})
     programs = {
@@ -196,11 +199,9 @@ def _prepare(problem: Problem, pool: ThreadPoolExecutor, torch: Any) -> _Prepare
     if torch is not None:
         from experiments.benchmark.torch_forms import FORMS
 
-        for name, compiled in TORCH.items():
-            form = FORMS[case.name]
-            form = torch.compile(form, dynamic=False) if compiled else form
-            if not compiled or row.attempt(name, _torch_run(problem, form, arrays["random"])):
-                in_torch[name] = form
+        in_torch = torch_forms(FORMS[case.name])
+        if form := in_torch.get(COMPILED):
+            row.attempt(COMPILED, _torch_run(problem, form, arrays["random"]))
         _free(torch)
     return _Prepared(row, arrays, programs, references, in_torch)
 
@@ -225,7 +226,7 @@ def _measure(prepared: _Prepared, torch: Any) -> None:
         in_use = cuda.memory_allocated() if cuda else 0
         if cuda:
             cuda.reset_peak_memory_stats()
-        if row.attempt(name, run) is not None and cuda and name in TORCH:
+        if row.attempt(name, run) is not None and cuda and name in (COMPILED, EAGER):
             row.megabytes[name] = 1e-6 * (cuda.max_memory_allocated() - in_use)
     samples = take_turns(runs_on("random"), _TURNS, seconds=_SECONDS, together=True)
     row.milliseconds = {name: 1e3 * float(np.median(of[1:])) for name, of in samples.items()}
@@ -247,22 +248,15 @@ def measured_rows(problems: Sequence[Problem], seconds: float) -> Iterator[Row]:
                 break
             if torch is not None:
                 torch.compiler.reset()  # It compiles a function eight times at most.
-            prepared = []
-            for problem in problems[first : first + _AT_ONCE]:
-                try:
-                    prepared.append(_prepare(problem, pool, torch))
-                except Exception as error:
-                    yield Row(problem, failures={OURS: failure(error)})
-            for item in prepared:
-                for future in (*item.programs.values(), *item.references.values()):
-                    future.exception()  # Waits: nothing compiles while forms are timed.
-            while prepared:
-                item = prepared.pop(0)
-                try:
-                    _measure(item, torch)
-                except Exception as error:
-                    item.row.failures.setdefault(OURS, failure(error))
-                yield item.row
+            rows = [Row(problem) for problem in problems[first : first + _AT_ONCE]]
+            prepared = [row.attempt(OURS, partial(_prepare, row, pool, torch)) for row in rows]
+            for item in filter(None, prepared):
+                wait((*item.programs.values(), *item.references.values()))
+            item = None  # Its arrays go with its row. Nothing compiles while forms are timed.
+            for row in rows:
+                if item := prepared.pop(0):
+                    row.attempt(OURS, partial(_measure, item, torch))
+                yield row
                 del item
                 _free(torch)
 
@@ -321,7 +315,7 @@ def _time_table(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         times, operations = row.milliseconds, row.problem.case.floor.operations
         ours, bare = times.get(OURS), times.get(BARE)
-        best = min((times[name] for name in TORCH if name in times), default=None)
+        best = min((times[name] for name in (COMPILED, EAGER) if name in times), default=None)
         ratios = [ours / other if ours and other else None for other in (best, bare)]
         speed = 1e-9 * operations(*row.problem.size) / bare if bare and operations else None
         shown = [row.failures.get(name) or digits(times.get(name)) for name in timed]

@@ -23,6 +23,9 @@ Run: TypeAlias = Callable[..., Any]
 TURNS = 100  # Of every form.
 _FEWEST_TURNS, _MOST_CALLS = 3, 50
 _TURN = 0.005  # Seconds.
+EAGER, COMPILED = "PyTorch eager", "torch.compile"
+TORCH = {EAGER: False, COMPILED: True}
+"""Forms in PyTorch, and whether they are compiled."""
 _SECONDS = 8.0  # Of all turns of all forms, after the third turn.
 TOLERANCE = 1e-3  # Largest disagreement of forms that are timed, unless a case has another.
 
@@ -59,6 +62,16 @@ def jax_run(compiled: Callable[..., Any], arrays: Sequence[Any]) -> Run:
         return jax.block_until_ready(compiled(*arrays))
 
     return run
+
+
+def torch_forms(function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """A function of PyTorch by the names of `TORCH`; it compiles at its first call."""
+    import torch
+
+    return {
+        name: torch.compile(function, dynamic=False) if compiled else function
+        for name, compiled in TORCH.items()
+    }
 
 
 def torch_run(

@@ -8,19 +8,21 @@ import platform
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import pandas as pd
 
 from experiments.benchmark.cases import CASES, Case, Size, SizeName, chosen
 from experiments.benchmark.measure import (
+    TORCH,
     cores_of_others,
     digits,
     jax_program,
     jax_run,
     measure,
     table,
+    torch_forms,
     torch_run,
     usable_cores,
     versions,
@@ -36,8 +38,6 @@ except ImportError as error:
     raise ConfigError(f'{error}; the benchmark needs pip install -e ".[benchmark]"') from error
 
 QUIET = 0.1  # The most cores that other programs may use.
-TORCH = {"PyTorch eager": False, "torch.compile": True}
-"""Forms in PyTorch, and whether they are compiled."""
 _MOST_LOGITS = 10**8  # Of a composition, which keeps them.
 _PACKAGES = "jax", "jaxlib", "optax", "numpy", "scipy", "torch", "pytorch-metric-learning"
 _FORMS = (*TORCH, "PML", "composition", "optax", "floor")
@@ -60,9 +60,9 @@ class Row(NamedTuple):
 
 
 def run_benchmark(
-    names: Sequence[str], sizes: Sequence[SizeName], *, command: str, allow_load: bool = False
+    names: Sequence[str], size: SizeName | Literal["all"], *, command: str, allow_load: bool = False
 ) -> str:
-    """Measures the losses at the sizes, one after the other; returns the report, in Markdown.
+    """Measures the losses at a size, one after the other; returns the report, in Markdown.
 
     Names are those of cases; all of them if there is none. With `allow_load`, other programs may
     run, and the report says so; else that is a `ConfigError`.
@@ -79,14 +79,14 @@ def run_benchmark(
     # A graph break is part of the form, where a size depends on the data.
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     start, tables = os.getloadavg()[0], []
-    for size in sizes:
+    for name in _TABLES if size == "all" else (size,):
         rows = []
-        for case, shape in ((of, shape) for of in cases for shape in of.sizes(size)):
-            row = measure_case(case, size, shape)
+        for case, shape in ((of, shape) for of in cases for shape in of.sizes(name)):
+            row = measure_case(case, name, shape)
             rows.append(row)
             print(f"{row.loss}, {row.size}: {row.forms['jaxloss']['median_ms']:.3g} ms", flush=True)
         if rows:
-            tables += ["", f"### {_TABLES[size]}", "", *time_table(rows)]
+            tables += ["", f"### {_TABLES[name]}", "", *time_table(rows)]
     lines = []
     if others > QUIET:
         busy = f"**Other programs used {others:.1f} of {cores} cores at the start: the times are "
@@ -117,10 +117,7 @@ def measure_case(case: Case, size: SizeName, shape: Size) -> Row:
     }
     runs = {name: jax_run(program, arrays) for name, program in programs.items()}
     torch.compiler.reset()
-    in_torch = {
-        name: torch.compile(FORMS[case.name], dynamic=False) if compiled else FORMS[case.name]
-        for name, compiled in TORCH.items()
-    }
+    in_torch = torch_forms(FORMS[case.name])
     if case.name in PACKAGE and "PML" not in left_out:
         in_torch["PML"] = PACKAGE[case.name]
     for name, form in in_torch.items() if size != "own" else ():

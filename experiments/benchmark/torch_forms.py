@@ -231,11 +231,14 @@ def nt_xent(features: Tensor, labels: Tensor) -> Tensor:
     return (F.softplus(negatives - logits) * positive).sum() / positive.sum()
 
 
-def info_nce(queries: Tensor, keys: Tensor) -> Tensor:
-    """As in CLIP: rows and columns of one matrix."""
-    logits = F.normalize(queries) @ F.normalize(keys).T / 0.07
-    numbers = torch.arange(len(queries), device=queries.device)
-    return (F.cross_entropy(logits, numbers) + F.cross_entropy(logits.T, numbers)) / 2
+def info_nce(queries: Tensor, keys: Tensor, own_keys: Tensor | None = None) -> Tensor:
+    """As in CLIP: rows and columns of one matrix; `own_keys` are further columns of each row."""
+    queries, numbers = F.normalize(queries), torch.arange(len(queries), device=queries.device)
+    logits = rows = queries @ F.normalize(keys).T / 0.07
+    if own_keys is not None:
+        mined = (queries[:, None] * F.normalize(own_keys, dim=2)).sum(2) / 0.07
+        rows = torch.cat([logits, mined], 1)
+    return (F.cross_entropy(rows, numbers) + F.cross_entropy(logits.T, numbers)) / 2
 
 
 def info_nce_metrics(queries: Tensor, keys: Tensor) -> Tensor:
@@ -249,15 +252,6 @@ def info_nce_metrics(queries: Tensor, keys: Tensor) -> Tensor:
         others = (cosines.sum() - own) / (number * (number - 1))
         metrics = accuracy + own / number + others + logits.logsumexp(1).mean()
     return loss + 0 * metrics
-
-
-def info_nce_own_keys(queries: Tensor, keys: Tensor, own_keys: Tensor) -> Tensor:
-    """As in CLIP, with further columns of each row."""
-    queries, numbers = F.normalize(queries), torch.arange(len(queries), device=queries.device)
-    logits = queries @ F.normalize(keys).T / 0.07
-    mined = (queries[:, None] * F.normalize(own_keys, dim=2)).sum(2) / 0.07
-    rows = F.cross_entropy(torch.cat([logits, mined], 1), numbers)
-    return (rows + F.cross_entropy(logits.T, numbers)) / 2
 
 
 def sigmoid_contrastive(queries: Tensor, keys: Tensor) -> Tensor:
@@ -372,7 +366,7 @@ _OF_WEIGHTS = (cosine_margin_softmax, classifier, group_softmax, proxy_anchor, a
 _SUMS = (direct_sum, spectral_sum, prototype, dot_regression)
 _OF_PAIRS = (nca, nca_references, supervised_contrastive, nt_xent, multi_similarity, circle)
 _TRIPLETS = (triplet_hard, triplet_semihard, triplet_all)
-_OF_TOWERS = (info_nce, info_nce_metrics, info_nce_own_keys, sigmoid_contrastive)
+_OF_TOWERS = (info_nce, info_nce_metrics, sigmoid_contrastive)
 _OF_VIEWS = (vicreg, barlow_twins)
 _FAMILIES = (_OF_LOGITS, _OF_WEIGHTS, _SUMS, _OF_PAIRS, _TRIPLETS, _OF_TOWERS, _OF_VIEWS)
 FORMS: dict[str, Callable[..., Any]] = {
@@ -385,6 +379,7 @@ FORMS: dict[str, Callable[..., Any]] = {
     "direct_sum_stopped": partial(direct_sum, stopped=True),
     "spectral_sum_stopped": partial(spectral_sum, stopped=True),
     "spectral_sum_with_basis": spectral_sum,
+    "info_nce_own_keys": info_nce,
     "sigmoid_of_targets": sigmoid,
     "sample_wise": partial(two_way, dims=(1,)),
     "class_wise": partial(two_way, dims=(0,)),

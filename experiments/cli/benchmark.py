@@ -7,21 +7,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from experiments.storage import write_atomically
-
-if TYPE_CHECKING:
-    from experiments.benchmark.cases import SizeName
-
-_SIZES: dict[str, tuple[SizeName, ...]] = {
-    "paper": ("paper",),
-    "large": ("large",),
-    "own": ("own",),
-    "all": ("paper", "large", "own"),
-}
 
 
 @dataclass(frozen=True)
@@ -50,7 +40,7 @@ class Benchmark:
         from experiments.benchmark.run import run_benchmark
 
         text = run_benchmark(
-            self.names, _SIZES[self.size], command=shlex.join(command), allow_load=self.allow_load
+            self.names, self.size, command=shlex.join(command), allow_load=self.allow_load
         )
         self.out.mkdir(parents=True, exist_ok=True)
         path = write_atomically(self.out / "benchmark.md", text)

@@ -59,7 +59,7 @@ def threads_of_pytorch():
 def quick(monkeypatch):
     """Two turns, and no torch.compile."""
     monkeypatch.setattr(measure, "TURNS", 2)
-    monkeypatch.setattr(run, "TORCH", {"PyTorch eager": False})
+    monkeypatch.setattr(measure, "TORCH", {"PyTorch eager": False})
     monkeypatch.setattr(run, "cores_of_others", lambda: 1.26)
 
 
@@ -73,7 +73,7 @@ def test_numbers_that_are_nan_disagree():
 @pytest.mark.long
 def test_tables(quick, monkeypatch, capsys):
     monkeypatch.setattr(run, "CASES", tuple(BY_NAME.values()))
-    text = run_benchmark(["softmax", "nca"], ["paper"], command="a command", allow_load=True)
+    text = run_benchmark(["softmax", "nca"], "paper", command="a command", allow_load=True)
     assert len(capsys.readouterr().out.splitlines()) == 2
     assert text.startswith("**Other programs used 1.3 of ")
     assert "a command" in text
@@ -101,7 +101,7 @@ def test_a_form_that_disagrees_or_does_not_compile_is_not_timed(quick, monkeypat
         assert row.forms[name]["median_ms"] >= row.forms[name]["fastest_ms"] > 0
     assert "differs by" in "".join(time_table([row]))
 
-    monkeypatch.setattr(run, "TORCH", {"torch.compile": True})
+    monkeypatch.setattr(measure, "TORCH", {"torch.compile": True})
     monkeypatch.setitem(FORMS, "sigmoid", no_compiler)
     row = measure_case(BY_NAME["sigmoid"], "paper", SMALL)
     assert row.forms["torch.compile"]["failure"].endswith("no compiler")
@@ -128,7 +128,7 @@ def tiny(name: str, dtype: cases.Dtype) -> accelerator.Problem:
 @pytest.mark.long
 def test_rows_of_an_accelerator(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(accelerator, "_TURNS", 3)
-    monkeypatch.setattr(accelerator, "TORCH", {"PyTorch eager": False})
+    monkeypatch.setattr(measure, "TORCH", {"PyTorch eager": False})
     monkeypatch.setitem(FORMS, "arcface", lambda *arrays: 1 / 0)
     problems = [tiny("nca", "bfloat16"), tiny("arcface", "float32"), tiny("classifier", "mixed")]
     output = tmp_path / "table.md"
@@ -150,7 +150,7 @@ def test_rows_of_an_accelerator(monkeypatch, capsys, tmp_path):
 def test_errors_on_an_accelerator(name, dtype, monkeypatch):
     """The reference is the dense form in float64: all other forms are compared with it."""
     monkeypatch.setattr(accelerator, "_TURNS", 1)
-    monkeypatch.setattr(accelerator, "TORCH", {"PyTorch eager": False})
+    monkeypatch.setattr(measure, "TORCH", {"PyTorch eager": False})
     (row,) = accelerator.measured_rows([tiny(name, dtype)], 60)
     assert not row.failures
     forms = {"jaxloss", "dense JAX", "PyTorch eager"}
