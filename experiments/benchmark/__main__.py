@@ -13,8 +13,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.errors import ConfigError
-
 # JAX would take most of the memory of a GPU, and leave little to PyTorch.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
@@ -22,14 +20,9 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints the tables, writes them."""
-    from experiments.benchmark.accelerator import (
-        add_arguments,
-        chosen_problems,
-        run_accelerator,
-    )
+    from experiments.benchmark.accelerator import parse, run_accelerator
 
     parser = argparse.ArgumentParser("python -m experiments.benchmark", description=__doc__)
-    add_arguments(parser)
     parser.add_argument(
         "--minutes", type=float, default=5, help="after which no group of six rows is started"
     )
@@ -37,11 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--shrink", type=int, default=1, help="divides batches and classes: 64 for a CPU"
     )
-    options = parser.parse_args(arguments)
-    try:
-        problems = chosen_problems(options)
-    except ConfigError as error:
-        parser.error(str(error))
+    options, problems = parse(parser, arguments)
     for number, problem in enumerate(problems):
         n, _, C = problem.size
         size = problem.size._replace(n=max(n // options.shrink, 16), C=max(C // options.shrink, 4))

@@ -38,6 +38,7 @@ from experiments.benchmark.measure import (
     torch_run,
     versions,
 )
+from experiments.errors import ConfigError
 
 OURS, BARE, DENSE = "jaxloss", "bare products", "dense JAX"
 COMPARED = OURS, DENSE, COMPILED, EAGER  # In memory and errors.
@@ -98,17 +99,19 @@ PROBLEMS: tuple[Problem, ...] = (  # The most important ones first.
 )
 
 
-def add_arguments(parser: ArgumentParser, dtype: Dtype | None = None) -> None:
-    """The arguments of `chosen_problems`, with a default for the dtype."""
+def parse(
+    parser: ArgumentParser, arguments: Sequence[str] | None, dtype: Dtype | None = None
+) -> tuple[Namespace, list[Problem]]:
+    """The options, and the rows of the names and the dtype among them, which has a default."""
     names = ", ".join(dict.fromkeys(problem.name for problem in PROBLEMS))
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {names}; default: all")
     parser.add_argument("--dtype", default=dtype, choices=get_args(Dtype), help="only its rows")
-
-
-def chosen_problems(options: Namespace) -> list[Problem]:
-    """Raises a `ConfigError` for an unknown name."""
-    problems = chosen(options.names, PROBLEMS)
-    return [problem for problem in problems if options.dtype in (None, problem.dtype)]
+    options = parser.parse_args(arguments)
+    try:
+        problems = chosen(options.names, PROBLEMS)
+    except ConfigError as error:
+        parser.error(str(error))
+    return options, [it for it in problems if options.dtype in (None, it.dtype)]
 
 
 @dataclass

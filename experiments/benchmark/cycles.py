@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.benchmark.accelerator import Problem, add_arguments, chosen_problems
+from experiments.benchmark.accelerator import Problem, parse
 from experiments.benchmark.measure import jax_program, table
 from experiments.errors import ConfigError
 from experiments.topologies import tpu_devices
@@ -111,14 +111,13 @@ def compiled_text(problem: Problem, device: Any, *, bare: bool = False) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compiles the losses one by one, prints a table."""
     parser = argparse.ArgumentParser("python -m experiments.benchmark.cycles", description=__doc__)
-    add_arguments(parser, "bfloat16")
     parser.add_argument("--topology", default="v5e:2x2", help="of which one chip is used")
     parser.add_argument(
         "--operations", type=int, default=0, help="so many of the longest are listed below"
     )
-    options = parser.parse_args(arguments)
+    options, problems = parse(parser, arguments, "bfloat16")
     try:
-        problems, device = chosen_problems(options), tpu_devices(options.topology)[0]
+        device = tpu_devices(options.topology)[0]
     except ConfigError as error:
         parser.error(str(error))
     rows, listed = [], []

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments.config import TrainConfig
 from experiments.data.sampling import episode_classes
 from experiments.evaluation import feature_space as space
 from experiments.evaluation.few_shot import (
@@ -25,7 +24,6 @@ from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.instance import InstanceConfig
 from experiments.protocols.negative_margin import NegativeMarginConfig, fine_tuned_classifier
 from experiments.reporting.style import INK, VERMILLION, series_mark
-from jaxloss.sampling import Episodes
 
 TILES = 300  # In a map, at most.
 _TILE = 0.34  # Inches of the side of a tile in a map.
@@ -65,7 +63,12 @@ def class_map(view: View) -> Picture | None:
     noun, count = view.shown.noun, len(view.sides)
     panels = []
     for side in view.sides:
-        classes = _few_classes(side if view.holds_classes_out else view.shown)
+        of = side if view.holds_classes_out else view.shown
+        # Of the larger half, spread over the order of the similarity matrix.
+        order, counts = of.similar_classes[0], of.membership.sum(0)
+        order = order[counts[order] >= np.median(counts[order])]
+        places = np.linspace(0, len(order) - 1, min(_CLASSES, len(order)))
+        classes = order[places.round().astype(int)]
         own = side.membership[:, classes]
         own &= own.sum(1, keepdims=True) == 1  # An image belongs to no other of the classes.
         panels.append((classes, own))
@@ -90,14 +93,6 @@ def class_map(view: View) -> Picture | None:
         shown = draw_map(axes, clouds, size=size, tiles=TILES // count, by_means=True)
         picture.numbers[side.split] = {"classes": names} | shown
     return picture
-
-
-def _few_classes(side: Side) -> np.ndarray:
-    """Classes of the larger half, spread over the order of the similarity matrix."""
-    order, counts = side.similar_classes[0], side.membership.sum(0)
-    order = order[counts[order] >= np.median(counts[order])]
-    places = np.linspace(0, len(order) - 1, min(_CLASSES, len(order)))
-    return order[places.round().astype(int)]
 
 
 def draw_map(
@@ -185,28 +180,19 @@ def neighbours(view: View) -> Picture | None:
     return picture
 
 
-def _episode_classifier(
-    config: TrainConfig,
-) -> tuple[str, Callable[[np.ndarray, Episodes], np.ndarray]] | None:
-    """How the evaluation classifies queries, in words and as a function; None without episodes."""
-    if isinstance(config, NegativeMarginConfig):
-        form, predict = fine_tuned_classifier(config)
-        return f"a fine-tuned {form} classifier", predict
-    if isinstance(config, FewShotConfig | InstanceConfig):
-        distance = config.evaluation.distances[0]
-        nearest = partial(prototype_predictions, distance=distance)
-        return f"the nearest prototype ({distance})", nearest
-    return None
-
-
 def hard_episodes(view: View) -> Picture | None:
     """The episodes with the lowest accuracy; None where the evaluation has no episodes."""
-    side, classifier = view.shown, _episode_classifier(view.run.plan.config)
-    if classifier is None:
+    side, run_config = view.shown, view.run.plan.config
+    if isinstance(run_config, NegativeMarginConfig):
+        form, predict = fine_tuned_classifier(run_config)
+        words = f"a fine-tuned {form} classifier"
+    elif isinstance(run_config, FewShotConfig | InstanceConfig):
+        distance = run_config.evaluation.distances[0]
+        predict = partial(prototype_predictions, distance=distance)
+        words = f"the nearest prototype ({distance})"
+    else:
         return None
-    words, predict = classifier
-    features, labels = side.outputs[:2]
-    config: Any = vars(view.run.plan.config)["evaluation"]
+    (features, labels), config = side.outputs[:2], run_config.evaluation
     shots = min(config.shots)
     episodes = configured_episodes(config, labels, shots=shots)
     counts = np.bincount(labels)
