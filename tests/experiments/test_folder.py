@@ -75,6 +75,23 @@ def test_a_run_keeps_to_the_content_that_it_was_trained_on(dirs, tmp_path):
         load_split(config.data.name, "train", data_dir=tmp_path / "elsewhere")
 
 
+def test_a_folder_that_is_gone_goes_on_as_it_was_last_prepared(dirs, tmp_path, caplog, capsys):
+    folder = put(tmp_path / "pets", COUNTS)
+    load_split(name_of(folder), "train", **dirs)
+    _keep("ant", "bee")(folder)
+    prepared = builders.builder_class(name_of(folder)).name
+    load_split(name_of(folder), "train", **dirs)
+    shutil.rmtree(folder)
+    for _ in range(2):
+        assert builders.builder_class(name_of(folder)).name == prepared
+    assert caplog.messages[-1].endswith("pets is gone; what was prepared from it is used")
+    assert sum("is gone;" in message for message in caplog.messages) == 1
+    assert load_split(name_of(folder), "train", **dirs).class_names == ("ant", "bee")
+    elsewhere = ["--data-dir", str(tmp_path / "elsewhere"), "--directory", str(tmp_path / "run")]
+    assert main(["train", "folder", "--data.name", name_of(folder), *elsewhere]) == 2
+    assert f"no longer has the files of {prepared}, which is not prep" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
@@ -232,6 +249,24 @@ def test_an_error_is_one_line(tmp_path, capsys, change, message):
     assert main(["datasets", name_of(folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(message, line), line
+
+
+@pytest.mark.parametrize("part", [".", "test"])
+def test_all_images_that_cannot_be_read_are_named_at_once(dirs, tmp_path, capsys, part):
+    folder, data = put(tmp_path / "pets" / part, COUNTS | {"bee": 11}), dirs["data_dir"]
+    for file in folder.glob("bee/*.jpg"):
+        file.write_bytes(file.read_bytes()[:-30])
+    if part == ".":
+        _break("ant/3.jpg")(folder)
+    else:  # The images for test are not measured: preparation begins.
+        put(tmp_path / "pets" / "train", COUNTS)
+    assert main(["prepare", name_of(tmp_path / "pets"), "--data-dir", str(data)]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    counts = "12 of 25" if part == "." else "11 of 45"
+    shown = [str(Path(part, "bee", f"{i}.jpg")) for i in (0, 1, 10, 2, 3, 4, 5, 6, 7, 8)]
+    shown = ["ant/3.jpg", *shown[:9]] if part == "." else shown
+    assert f"pets: {counts} images cannot be read: {', '.join(shown)}, …; repair or delete" in line
+    assert not [*data.glob("folder_*/*[0-9]*")]
 
 
 @pytest.mark.parametrize("name", ["flowers", "./flowers", "no/flowers", "~/flowers"])

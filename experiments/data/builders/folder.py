@@ -1,22 +1,25 @@
 """Images of one's own: `folder:PATH`, with a folder per class or a CSV file of labels.
 
 The name of the prepared data follows from the content, so that it stands in for nothing, and a
-changed folder is prepared anew. What is measured once is kept in the user's cache: by the names,
-sizes and times of the files, which spares reading them again, and by the content.
+changed folder is prepared anew. What is measured once is kept in the user's cache: by the path,
+until names, sizes or times of the files change, which spares decoding photographs again, and by the
+content. Not beside the prepared data, because a run is planned before anything asks where that is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import hashlib
 import io
 import json
+import logging
 import os
 import re
 import unicodedata
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +49,8 @@ from experiments.data.builders.layouts import SearchPath, list_classes
 from experiments.data.builders.tasks import ClassificationBuilder, FewShotBuilder, MultiLabelBuilder
 from experiments.errors import ConfigError
 from experiments.storage import cache_folder, is_remote, write_json
+
+_log = logging.getLogger(__name__)
 
 PREFIX = "folder:"
 """What the names of one's own folders begin with."""
@@ -126,6 +131,8 @@ class _Facts(NamedTuple):
     """The images of every split."""
     copies: list[str]
     """Files without a split of their own that equal another one with the same labels."""
+    files: str = ""
+    """A hash of the names, sizes and times of all files."""
 
 
 class FolderBuilder(ImageBuilder):
@@ -135,6 +142,11 @@ class FolderBuilder(ImageBuilder):
     FACTS: ClassVar[_Facts]
     LISTING: ClassVar[_Listing | None]
     """None if the folder no longer has the content, which may still be prepared."""
+
+    def _records(self, split: Any, items: list[tuple[Any, Any]]) -> Iterator[dict[str, Any]]:
+        assert self.LISTING is not None
+        with _naming_all(self.LISTING):
+            yield from super()._records(split, items)
 
     @classmethod
     def typed(cls) -> str:
@@ -274,7 +286,13 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=8)
-def _examine(path: Path, stamp: tuple[int, ...]) -> tuple[_Listing, _Facts]:
+def _examine(path: Path, stamp: tuple[int, ...]) -> tuple[_Listing | None, _Facts]:
+    """What a folder has; of one that is gone, what it last had, without a listing."""
+    at_path = f"at-{hashlib.sha256(os.fsencode(path)).hexdigest()[:24]}"
+    known = _remembered(at_path)
+    if known is not None and not path.exists():
+        _log.warning("%s%s is gone; what was prepared from it is used", PREFIX, readable(path))
+        return None, known
     listing = _list(path)
     # The class method needs no instance, and says which classes are in only one split.
     listing.base.check_splits(listing.splits)
@@ -284,23 +302,20 @@ def _examine(path: Path, stamp: tuple[int, ...]) -> tuple[_Listing, _Facts]:
         status = file.stat()
         key.update(repr((split, labels, _below(file, listing), status.st_size)).encode())
         key.update(repr(status.st_mtime_ns).encode())
-    known = _read_facts(cache_folder("folders") / f"files-{key.hexdigest()[:24]}.json")
-    facts = known or _measure(listing, files)
-    listing = _without_copies(listing, facts.copies)
-    if known is None:
+    if known is None or known.files != key.hexdigest():
+        with _naming_all(listing):
+            known = _measure(listing, files)._replace(files=key.hexdigest())
         cache_folder("folders").mkdir(parents=True, exist_ok=True)
-        for stem in (f"files-{key.hexdigest()[:24]}", facts.content):
-            write_json(cache_folder("folders") / f"{stem}.json", facts._asdict())
-    return listing, facts
+        for stem in (at_path, known.content):
+            write_json(cache_folder("folders") / f"{stem}.json", known._asdict())
+    return _without_copies(listing, known.copies), known
 
 
-def _remembered(content: str) -> _Facts | None:
-    return _read_facts(cache_folder("folders") / f"{content}.json")
-
-
-def _read_facts(path: Path) -> _Facts | None:
+def _remembered(stem: str) -> _Facts | None:
+    """What is known of a content, or a path."""
     try:
-        return _Facts(**json.loads(path.read_text(encoding="utf-8")))
+        text = (cache_folder("folders") / f"{stem}.json").read_text(encoding="utf-8")
+        return _Facts(**json.loads(text))
     except (OSError, ValueError, TypeError):  # Absent, damaged, or of another version.
         return None
 
@@ -529,27 +544,13 @@ def _below(file: Path, listing: _Listing) -> str:
 def _measure(listing: _Listing, files: list[tuple[str, str, Path]]) -> _Facts:
     """Reads all files once."""
 
-    def examine(item: tuple[str, str, Path]) -> tuple[str, int, bool] | Exception:
-        try:
-            content = item[2].read_bytes()
-            with Image.open(io.BytesIO(content)) as image:
-                grey = image.mode in ("1", "L", "LA", "La", "I", "F") or image.mode[:2] == "I;"
-                return hashlib.sha256(content).hexdigest(), min(image.size), grey
-        except Exception as error:  # Pillow raises almost any exception on a damaged file.
-            return error
+    def examine(item: tuple[str, str, Path]) -> tuple[str, int, bool]:
+        content = item[2].read_bytes()
+        with Image.open(io.BytesIO(content)) as image:
+            grey = image.mode in ("1", "L", "LA", "La", "I", "F") or image.mode[:2] == "I;"
+            return hashlib.sha256(content).hexdigest(), min(image.size), grey
 
-    with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
-        warnings.simplefilter("ignore")
-        found = list(pool.map(examine, files))
-    paths = [file for _, _, file in files]
-    damaged = [path for path, fact in zip(paths, found, strict=True) if isinstance(fact, Exception)]
-    if damaged:
-        names = ", ".join(_below(path, listing) for path in damaged[:10])
-        raise DamagedArchiveError(
-            f"{readable(listing.root)}: {len(damaged)} of {len(files)} images cannot be read: "
-            f"{names}{', …' * (len(damaged) > 10)}; repair or delete them"
-        )
-    facts: list[tuple[str, int, bool]] = [f for f in found if not isinstance(f, Exception)]
+    facts = _in_threads(examine, files)
     content, seen, copies = hashlib.sha256(listing.base.__name__.encode()), set(), []
     for (split, labels, file), (hashed, _, _) in zip(files, facts, strict=True):
         if len(listing.splits) == 1 and (labels, hashed) in seen:
@@ -573,6 +574,37 @@ def _measure(listing: _Listing, files: list[tuple[str, str, Path]]) -> _Facts:
         images={name: sum(of == name for of, _, _ in _files(left)) for name in left.splits},
         copies=copies,
     )
+
+
+def _in_threads(action: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
+        warnings.simplefilter("ignore")
+        return list(pool.map(action, items))
+
+
+@contextlib.contextmanager
+def _naming_all(listing: _Listing) -> Iterator[None]:
+    """Where an image cannot be read, decodes all, and raises one error that names all of these."""
+
+    def problem(file: Path) -> BaseException | None:
+        try:
+            encode(SourceImage(file, ""), (64, 64, 3), whole=True)
+        except DamagedArchiveError as error:
+            return error.__cause__
+
+    try:
+        yield
+    except Exception:  # Pillow raises almost any exception on a damaged file.
+        files = [file for _, _, file in _files(listing)]
+        problems = zip(files, _in_threads(problem, files), strict=True)
+        if not (found := {file: error for file, error in problems if error}):
+            raise
+        names = ", ".join(_below(file, listing) for file in [*found][:10])
+        raise DamagedArchiveError(
+            f"{readable(listing.root)}: {len(found)} of {len(files)} images cannot be read: "
+            f"{names}{', …' * (len(found) > 10)}; repair or delete them. "
+            f"The first: {next(iter(found.values()))}"
+        ) from None
 
 
 def _without_copies(listing: _Listing, copies: list[str]) -> _Listing:
@@ -605,9 +637,7 @@ def _mean_and_deviation(files: list[Path], channels: int) -> tuple[list[float], 
         with Image.open(io.BytesIO(small)) as image:
             return np.asarray(image, np.float64).reshape(-1, channels) / 255
 
-    with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
-        warnings.simplefilter("ignore")
-        pixels = list(pool.map(levels, files))
+    pixels = _in_threads(levels, files)
     # Every image counts the same.
     mean = np.mean([image.mean(axis=0) for image in pixels], axis=0)
     square = np.mean([(image**2).mean(axis=0) for image in pixels], axis=0)
