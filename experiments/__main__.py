@@ -3,12 +3,23 @@
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 
 def _stop(*_: Any) -> None:
     os.write(2, b"\nstopped before the command began\n")
     os._exit(128 + signal.SIGINT)
+
+
+def _interrupt_again(unraisable: Any) -> None:
+    """Python drops a KeyboardInterrupt in a `__del__`, and in JAX's callback on freed memory."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        main_thread = threading.main_thread().ident
+        # Again when that has returned; to this thread, whose waiting it ends.
+        threading.Timer(0.05, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 if __name__ == "__main__":
@@ -19,4 +30,5 @@ if __name__ == "__main__":
     from experiments.cli.main import main
 
     signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = _interrupt_again
     sys.exit(main())

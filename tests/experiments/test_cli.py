@@ -355,3 +355,41 @@ def test_an_interrupt_during_the_imports_ends_them():
         process.send_signal(signal.SIGINT)
         assert process.stderr.read().endswith("\nstopped before the command began\n")
     assert process.returncode == 130
+
+
+_DROPPED = """
+import gc, runpy, signal, sys, time
+import experiments.cli.main as cli
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Collected:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def in_callback(*_):
+    gc.callbacks.remove(in_callback)
+    signal.raise_signal(signal.SIGINT)
+
+def evaluate(*_):
+    if number % 2:
+        Collected()
+    else:
+        gc.callbacks.append(in_callback)
+        gc.collect()
+    time.sleep(20)
+
+cli._status = evaluate
+for number in range(10):
+    try:
+        runpy.run_module("experiments", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        assert end.code == 130, end.code
+"""
+
+
+def test_an_interrupt_that_python_drops_comes_again():
+    """As one that meets JAX's callback on freed memory, or a `__del__` of Orbax."""
+    command = [sys.executable, "-c", _DROPPED, "datasets"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.stderr == 10 * "\nstopped; run the same command to start it again\n"
