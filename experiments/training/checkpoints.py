@@ -32,7 +32,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import checkpoint_managers as managers
 
 from experiments.contracts import CLASS_AXIS
-from experiments.errors import ExperimentError, full_disk
+from experiments.errors import ExperimentError, full_disk, nearest
 from experiments.processes import all_true, is_first, on_first
 from experiments.storage import is_remote, writing
 
@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 _ORBAX_LOG = logging.getLogger("absl")
 
 CHECKPOINTS_FOLDER = "checkpoints"
+CONFIG_FILE = "config.json"
+"""Beside this folder, in the directory of a run."""
 
 _FORMAT = 4
 _NEWEST = 2
@@ -71,6 +73,28 @@ def checkpoints_folder(path: Path) -> Path:
     """The folder of a run's checkpoints, from the run's directory or from this folder itself."""
     inside = path / CHECKPOINTS_FOLDER
     return inside if inside.is_dir() else path
+
+
+def _no_checkpoint(path: Path) -> str:
+    """What there is in place of checkpoints, and what to do."""
+    if path.exists() and not path.is_dir():
+        return f"{path} is a file; name the directory of a run"
+    if not path.exists():
+        parent = path.parent
+        others = [other.name for other in parent.iterdir()] if parent.is_dir() else []
+        near = nearest(path.name, others, "" if parent == Path() else f"{parent}/")
+        return f"there is no directory {path}; {near or 'train a run in it, or name another one'}"
+    for run in (path, path.parent):
+        if (run / CONFIG_FILE).exists() and path in (run, run / CHECKPOINTS_FOLDER):
+            return f"{run} holds a run without a checkpoint; run the same `train` again"
+    for depth in range(1, 5):  # The runs of a sweep are below a folder for each of its options.
+        runs = sorted(file.parent for file in path.glob("*/" * depth + CONFIG_FILE))
+        if runs:
+            count = f"{len(runs)} run" + "s" * (len(runs) > 1)
+            return f"{path} holds {count}, but is none; name one, such as {runs[0]}"
+    files = sorted(file.name for file in path.iterdir())
+    holds = f"holds {', '.join(files[:5])}{', …' * (len(files) > 5)}" if files else "is empty"
+    return f"{path} {holds}, and is no run; name a directory that `train` has written"
 
 
 def _meet(*, key: str, timeout_ms: int) -> None:
@@ -119,7 +143,7 @@ class Checkpoints(managers.PreservationPolicy):
         self._while_saving = contextlib.ExitStack()
         self._failures: list[BaseException | None] = []
         if read_only and not self._directory.is_dir():
-            raise CheckpointError(f"there is no directory {self._directory}")
+            raise CheckpointError(_no_checkpoint(directory))
         # A kill while Orbax removes a folder would leave a damaged checkpoint; renaming is atomic.
         trash = None if read_only or is_remote(directory) else ".trash"
         options = ocp.CheckpointManagerOptions(
@@ -133,7 +157,7 @@ class Checkpoints(managers.PreservationPolicy):
         self._trash = None if trash is None else self._directory / trash
         self._empty_trash()
         if read_only and not self.steps():
-            raise CheckpointError(f"{self._directory} holds no checkpoint; train the run first")
+            raise CheckpointError(_no_checkpoint(directory))
 
     def __enter__(self) -> Checkpoints:
         return self

@@ -29,12 +29,16 @@ from experiments.config import differences
 from experiments.errors import ExperimentError
 from experiments.processes import is_first
 from experiments.storage import exclusive, is_remote, write_atomically, write_json, writing
-from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError, Checkpoints
+from experiments.training.checkpoints import (
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    CheckpointError,
+    Checkpoints,
+)
 from experiments.training.step import TrainState
 
 logger = logging.getLogger(__name__)
 
-CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
 
 _SECONDS_BETWEEN_LINES = 30.0

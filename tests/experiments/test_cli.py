@@ -342,6 +342,34 @@ def test_processes_that_cannot_be_joined_state_what_they_need(monkeypatch, capsy
     assert "JAX_COORDINATOR_ADDRESS" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["look", "evaluate"])
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("runs/icons-scee", "there is no directory runs/icons-scee; did you mean runs/icons-sce?"),
+        ("run/zzz", "there is no directory run/zzz; train a run in it, or name another one"),
+        ("notes", "notes is a file; name the directory of a run"),
+        ("empty", "empty is empty, and is no run; name a directory that `train` has written"),
+        ("photos", "photos holds cat, dog, and is no run; name a directory that"),
+        ("runs", "runs holds 1 run, but is none; name one, such as runs/icons-sce"),
+        ("sweep", "sweep holds 2 runs, but is none; name one, such as sweep/loss.name=nca/seed-0"),
+        ("runs/icons-sce", "runs/icons-sce holds a run without a checkpoint; run the same `train`"),
+        ("runs/icons-sce/checkpoints", "runs/icons-sce holds a run without a checkpoint; run the"),
+    ],
+)
+def test_what_is_no_run_is_named_with_a_hint(tmp_path, monkeypatch, capsys, command, name, line):
+    monkeypatch.chdir(tmp_path)
+    for run in ("runs/icons-sce", "sweep/loss.name=nca/seed-0", "sweep/loss.name=sce/seed-0"):
+        (tmp_path / run / "checkpoints").mkdir(parents=True)
+        write_json(tmp_path / run / "config.json", {})
+    for folder in ("empty", "photos/cat", "photos/dog"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "notes").touch()
+    assert main([command, name]) == 2
+    (printed,) = capsys.readouterr().err.splitlines()
+    assert printed.startswith(f"error: {line}")
+
+
 def test_an_interrupt_during_the_imports_ends_them():
     command = [sys.executable, "-X", "importtime", "-m", "experiments", "datasets"]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell may ignore it.
