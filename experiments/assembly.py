@@ -7,7 +7,9 @@ Every part is built from its own section: the trainer gets parts, not the config
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +21,13 @@ from jax.sharding import Mesh
 from experiments.config import Folders, ParallelMode, TrainConfig, check_config
 from experiments.contracts import ClassCounts, Objective, Problem, Protocol
 from experiments.data.augment import check_augmentation, seen_shape
-from experiments.data.builders import builder_class, image_shape, is_multi_label, pinned
+from experiments.data.builders import (
+    builder_class,
+    image_shape,
+    is_multi_label,
+    pinned,
+    share_images,
+)
 from experiments.data.pipeline import RecordImages
 from experiments.data.sampling import batch_size_of, draw_batch, parse_strategy
 from experiments.data.selection import labels_of
@@ -41,6 +49,7 @@ from experiments.training.step import (
     initial_state,
     learning_rate,
 )
+from experiments.training.weights import load_weights
 from jaxloss.sampling import index_classes
 
 _log = logging.getLogger(__name__)
@@ -116,12 +125,12 @@ def _check_options(config: TrainConfig, protocol: Protocol, num_devices: int | N
             )
         if path.is_file():
             check_local(path, "model.weights, a file,")
-        if model.dim or model.projection != "linear-norm":
-            raise ConfigError(
-                f"model.weights are those of a backbone alone, and model.dim = {model.dim} with "
-                f"model.projection = {model.projection} adds a layer; set model.dim = 0 and "
-                "model.projection = linear-norm"
-            )
+            if model.dim or model.projection != "linear-norm":
+                raise ConfigError(
+                    f"the file of model.weights has a backbone alone, and model.dim = {model.dim} "
+                    f"with model.projection = {model.projection} adds a layer; set model.dim = 0 "
+                    "and model.projection = linear-norm"
+                )
     check_augmentation(data, image_shape(data.name)[-1])
 
 
@@ -170,14 +179,12 @@ def build_learner(
     *,
     axis_name: str | None = None,
     mesh: Mesh | None = None,
-    pretrained: bool = False,
     abstract: bool = False,
 ) -> tuple[nnx.GraphDef, Objective, optax.GradientTransformation, TrainState]:
     """What a run trains on classes with so many training images, int64 [C], and its first state.
 
-    For `axis_name` and `mesh` see `Problem`. If `pretrained`, the backbone starts from the weights
-    that the configuration names. If `abstract`, the state has `jax.ShapeDtypeStruct`s in place of
-    arrays, for a checkpoint to fill; the backbone is initialised all the same.
+    For `axis_name` and `mesh` see `Problem`. If `abstract`, the state has `jax.ShapeDtypeStruct`s
+    in place of arrays, for a checkpoint to fill; the backbone is initialised all the same.
     """
     config = plan.config
     model = build_backbone(
@@ -192,7 +199,6 @@ def build_learner(
         seed=config.seed,
     )
     objective = plan.protocol.objective(problem)
-    weights = storage_path(config.model.weights) if pretrained and config.model.weights else None
     optimizer = build_optimizer(config.optimizer, config.steps)
     build: Build | None = None
     if mesh is not None and parallel.spreads_classes(mesh):
@@ -205,9 +211,7 @@ def build_learner(
         build = parallel.spread_over(mesh, objective.class_axes, abstract=abstract)
     elif abstract:
         build = jax.eval_shape
-    graphdef, state = initial_state(
-        model, objective, optimizer, seed=config.seed, weights=weights, build=build
-    )
+    graphdef, state = initial_state(model, objective, optimizer, seed=config.seed, build=build)
     return graphdef, objective, optimizer, state
 
 
@@ -224,8 +228,25 @@ def assemble(
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
     steps_per_epoch = len(images.labels) // batch_size
     graphdef, objective, optimizer, state = build_learner(
-        plan, training_counts, steps_per_epoch, axis_name=axis_name, mesh=mesh, pretrained=True
+        plan, training_counts, steps_per_epoch, axis_name=axis_name, mesh=mesh
     )
+    own, names = objective.classifier_state, "\n".join(images.class_names)
+    classes = "" if own is None else hashlib.sha256(names.encode()).hexdigest()[:24]
+    if config.model.weights:
+
+        def unlike(meta: Mapping[str, Any]) -> str:
+            if not classes:
+                return "this loss trains none"
+            there = meta["config"]["data"]["name"]
+            if not share_images(there, config.data.name):
+                return f"that run was trained on {there}"
+            other = "that run has other classes, or trains none"
+            return "" if meta.get("classes") == classes else other
+
+        path = storage_path(config.model.weights)
+        state = load_weights(
+            path, state, own=own or (), unlike=unlike, num_classes=len(training_counts)
+        )
     train_step = build_step(
         graphdef,
         objective,
@@ -260,4 +281,5 @@ def assemble(
         after_epoch=objective.after_epoch,
         validate=validate if images_held_out is not None else None,
         class_counts=training_counts,
+        classes=classes,
     )

@@ -115,8 +115,10 @@ class ModelConfig:
     shortcut: Literal["pad", "conv3x3"] = "pad"
     """Shortcuts of resnet32 that change the shape: zero channels, or 3×3 convolutions."""
     weights: str = ""
-    """Initial weights of the backbone: a file *.safetensors, or the directory of a run, to go on
-    with another loss or data set in a new directory and a new classifier; empty: random."""
+    """Initial weights: a file *.safetensors for the backbone, or the directory of a run, to go on
+    with another loss or data set in a new directory. With the same classes in the same order, of
+    data sets that share images, and parameters of the same shapes, the classifier (or proxies, or
+    prototypes) is the run's, too; else it is new. Empty: random."""
 
 
 @dataclass(frozen=True)

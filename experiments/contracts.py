@@ -158,6 +158,9 @@ class Objective(NamedTuple):
     class_axes: Mapping[str, int] = MappingProxyType({})
     """For every array of the head that has the classes along an axis, this axis, if the loss can be
     computed with `Problem.mesh`. Empty: every device needs the whole head."""
+    classifier_state: tuple[str, ...] | None = ()
+    """Entries of the objective state that belong to the classifier, as the head does; None: the
+    loss trains no classifier."""
 
 
 class Outputs(NamedTuple):

@@ -69,6 +69,7 @@ def train_run(
         meta={
             "config": values,
             "class_counts": parts.class_counts.tolist(),
+            "classes": parts.classes,
             "steps_per_epoch": parts.steps_per_epoch,
             "code": code_version(),
         },

@@ -17,7 +17,7 @@ class Train:
 
     To continue a run that was stopped or killed, run the same command again. More --steps go on in
     the same directory, except with the cosine schedule. --model.weights RUN starts from another
-    run's backbone.
+    run's backbone, and from its classifier where that fits.
     """
 
     config: AnyPreset

@@ -184,7 +184,9 @@ def objective(options: IntegratedLoss, problem: Problem) -> Objective:
     def init_state():
         return jaxloss.make_queue(options.queue, problem.num_features) if options.queue else ()
 
-    return Objective(partial(init_linear_head, problem), loss, head_logits, init_state)
+    start = partial(init_linear_head, problem), loss, head_logits, init_state
+    trained = integration.trains_classifier(options.name)
+    return Objective(*start, classifier_state=() if trained else None)
 
 
 def _own_share(queue: jaxloss.Queue, axis_name: str | None) -> dict[str, Array]:

@@ -164,6 +164,7 @@ def _with_prototypes(options: HypersphericalLoss, problem: Problem) -> Objective
         logits=logits_of,
         init_state=partial(_init_state, options, problem),
         after_epoch=reassign if dynamic else None,
+        classifier_state=("prototypes", "assignment", *["class_means"] * dynamic),
     )
 
 

@@ -186,6 +186,11 @@ def metric_features(options: IntegratedLoss, features: Array) -> Array:
     return features / optax.safe_norm(features, 1e-12, axis=1, keepdims=True)
 
 
+def trains_classifier(name: str) -> bool:
+    """Whether the loss of a name trains a classifier, or its kernel as proxies."""
+    return terms(name).classification is not None or terms(name).metric in _WITH_PROXIES
+
+
 def takes_queue(name: str) -> bool:
     """Whether the loss of a name can compare with features of earlier batches."""
     return terms(name).metric in (*_OF_THE_PAPER, *_OF_UNIT_VECTORS)

@@ -47,6 +47,8 @@ class Parts(NamedTuple):
     """None without validation images."""
     class_counts: np.ndarray
     """int64 [C], training images of every class."""
+    classes: str
+    """A hash of the classes that the classifier is trained on; empty: none is trained."""
 
 
 def train(

@@ -93,7 +93,7 @@ def check_run_directory(
             raise ConfigMismatchError(
                 "\n".join([f"{directory} holds a run of another configuration:", *lines])
                 + f"\n(left: the run there, right: this one).{why} Choose another directory, and "
-                f"add --model.weights {directory} to start from its backbone; or remove this one."
+                f"add --model.weights {directory} to start from its weights; or remove this one."
             )
         return there
     if directory.exists() and not directory.is_dir():

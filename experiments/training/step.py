@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +20,6 @@ from experiments.contracts import ImageSet, ImageTable, Objective, Outputs, Phot
 from experiments.data.augment import augment, center_crops, mix_batch, normalize, sample_keys
 from experiments.errors import ConfigError, DivergedError
 from experiments.processes import gather_rows
-from experiments.training.weights import load_weights
 
 
 class TrainState(NamedTuple):
@@ -56,18 +54,14 @@ def initial_state(
     optimizer: optax.GradientTransformation,
     *,
     seed: int,
-    weights: Path | None = None,
     build: Build | None = None,
 ) -> tuple[nnx.GraphDef, TrainState]:
     """The graph of the backbone and the state at step 0; `seed` is that of the head.
 
-    The backbone starts from `weights`, as `load_weights` reads them; None: as built. `build`
-    decides how head and optimiser state are computed: as shapes only (`jax.eval_shape`), or with
-    their classes spread over a mesh (`parallel.spread_over`); None: at once.
+    `build` decides how head and optimiser state are computed: as shapes only (`jax.eval_shape`), or
+    with their classes spread over a mesh (`parallel.spread_over`); None: at once.
     """
     graphdef, backbone, statistics = nnx.split(model, nnx.Param, ...)
-    if weights is not None:
-        backbone, statistics = load_weights(weights, backbone, statistics)
 
     def start(backbone: Any, statistics: Any, objective_state: Any) -> TrainState:
         head = objective.init_head(jax.random.fold_in(jax.random.key(seed), 1))

@@ -1,4 +1,5 @@
-"""Initial weights of a backbone: from a file of pretrained weights, or from another run.
+"""Initial weights: a backbone from a file of pretrained weights, or from another run, with the
+classifier of that run where it fits.
 
 A file is in the safetensors format, with torchvision's names and shapes of ResNet-18, ResNet-50 and
 Swin-T. Of the residual networks these are
@@ -18,6 +19,8 @@ Images must be normalised as for those weights (data.mean 0.485 0.456 0.406, dat
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +29,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.errors import ExperimentError
+from experiments.processes import is_first
 from experiments.training.checkpoints import (
     CheckpointError,
     Checkpoints,
+    DamagedCheckpointError,
     checkpoints_folder,
     some_lines,
 )
+from experiments.training.step import TrainState
 
+_log = logging.getLogger(__name__)
 _SUFFIX = ".safetensors"
 _LEAVES = {
     "kernel": "weight",
@@ -56,33 +63,58 @@ class WeightsError(ExperimentError):
     """Weights are missing, damaged, or do not fit the backbone."""
 
 
-def load_weights(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
-    """The parameters and statistics of a backbone, from a file or from another run.
+def load_weights(
+    path: Path,
+    state: TrainState,
+    *,
+    own: Collection[str] = (),
+    unlike: Callable[[Mapping[str, Any]], str] = lambda meta: "",
+    num_classes: int = 0,
+) -> TrainState:
+    """A first state with the backbone of a file or another run, and its classifier if it fits.
 
-    Trees are those of a `TrainState`, whose values are not used. A path is a file `*.safetensors`,
-    a run directory, or its folder of checkpoints, whose best one is used (the latest where there
-    was no validation), with any head. A `WeightsError` names entries that are missing, unexpected,
-    or of another shape.
+    A path is a file `*.safetensors`, a run directory, or its folder of checkpoints, whose best one
+    is used (the latest where there was no validation). Of a run, the classifier and the entries
+    `own` of the objective state are taken, too, if their names, types and shapes are the same and
+    `unlike`, of the metadata of the checkpoint, has no reason against it; a line says which. A
+    `WeightsError` names entries of the backbone that are missing, unexpected, or of another shape.
+    `num_classes` is that of `Checkpoints`.
     """
-    if path.is_dir():
-        return _from_run(path, params, statistics)
-    if path.suffix != _SUFFIX or not path.is_file():
-        raise WeightsError(f"{path} is neither a file *{_SUFFIX} nor a run directory")
-    return _from_file(path, params, statistics)
-
-
-def _from_run(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
-    target = {"params": {"backbone": params}, "statistics": statistics}
+    backbone = {"backbone": state.params["backbone"]}
+    bare = state._replace(step=None, params=backbone, opt_state=None, objective_state={})
+    if not path.is_dir():
+        if path.suffix != _SUFFIX or not path.is_file():
+            raise WeightsError(f"{path} is neither a file *{_SUFFIX} nor a run directory")
+        params, statistics = _from_file(path, bare.params["backbone"], state.statistics)
+        return state._replace(params=state.params | {"backbone": params}, statistics=statistics)
+    kept = {name: state.objective_state[name] for name in own}
+    whole = bare._replace(params=state.params, objective_state=kept)
     parts = ("params/backbone", "statistics")
+    further = ("params/classifier", *(f"objective_state/{name}" for name in own))
+
+    def read(step: int) -> tuple[TrainState, str]:
+        if not (reason := unlike(checkpoints.meta(step))):
+            try:
+                return checkpoints.restore(whole, step, parts=parts + further).state, ""
+            except DamagedCheckpointError:
+                raise
+            except CheckpointError:
+                reason = "its parameters have other names or shapes"
+        return checkpoints.restore(bare, step, parts=parts).state, reason
+
+    folder = checkpoints_folder(path)
     try:
-        with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
-            restored, _ = checkpoints.read_intact(
-                lambda step: checkpoints.restore(target, step, parts=parts), best=True
-            )
+        with Checkpoints(folder, read_only=True, num_classes=num_classes) as checkpoints:
+            (found, reason), _ = checkpoints.read_intact(read, best=True)
     except CheckpointError as error:
         raise WeightsError(f"no backbone can be taken from {path}: {error}") from error
-    state = jax.tree.map(jnp.asarray, restored.state)
-    return state["params"]["backbone"], state["statistics"]
+    if is_first():
+        taken = f"is new, because {reason}" if reason else "too, which has the same classes"
+        _log.warning("the backbone starts from %s; the classifier %s", path, taken)
+    found = jax.tree.map(jnp.asarray, found)
+    if own:
+        state = state._replace(objective_state=state.objective_state | found.objective_state)
+    return state._replace(params=state.params | found.params, statistics=found.statistics)
 
 
 def _from_file(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:

@@ -22,6 +22,7 @@ from experiments.models.layers import ConvNorm, LayerOptions, dropout
 from experiments.presets import photographs
 from experiments.training import weights
 from experiments.training.checkpoints import Checkpoints
+from experiments.training.step import TrainState
 from experiments.training.weights import WeightsError, load_weights
 from tests.experiments import torch_backbones
 from tests.experiments.test_models import build
@@ -58,6 +59,11 @@ def abstract(config, image_shape=(32, 32, 3)):
     return nnx.eval_shape(lambda: build(config, image_shape))
 
 
+def load_backbone(path, params, statistics):
+    state = load_weights(path, TrainState(jnp.zeros(()), {"backbone": params}, statistics, ()))
+    return state.params["backbone"], state.statistics
+
+
 def copied(tensors, params, statistics, folder):
     """PyTorch's tensors, by name, in the trees of our module."""
     if "conv1.weight" in tensors or "features.0.0.weight" in tensors:
@@ -67,7 +73,7 @@ def copied(tensors, params, statistics, folder):
             tensors = tensors | extra
         file = folder / "weights.safetensors"
         save_file({name: t.contiguous().numpy() for name, t in tensors.items()}, file)
-        return load_weights(file, params, statistics)
+        return load_backbone(file, params, statistics)
     names = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
 
     def value(place, leaf):
@@ -262,7 +268,7 @@ def test_names_and_shapes_are_those_of_torchvision(backbone, tmp_path, monkeypat
     monkeypatch.setattr(weights, "some_lines", partial(weights.some_lines, most=1000))
     save_file({}, path := tmp_path / "empty.safetensors")
     with pytest.raises(WeightsError) as error:
-        load_weights(path, *trees(config))
+        load_backbone(path, *trees(config))
     wanted = dict(re.findall(r"(\S+) \[([\d, ]+)\]: missing", str(error.value)))
     wanted = {name: tuple(map(int, shape.split(", "))) for name, shape in wanted.items()}
     blocks = (2, 2, 2, 2) if backbone == "resnet18" else (3, 4, 6, 3)
@@ -281,7 +287,7 @@ def test_other_float_types_are_widened(file):
     arrays = load_file(file)
     bias = arrays["bn1.bias"].astype(ml_dtypes.bfloat16)
     change(file, {"bn1.bias": bias, "bn1.weight": arrays["bn1.weight"].astype(np.float16)})
-    norm = load_weights(file, *trees())[0]["stem"]["norm"]
+    norm = load_backbone(file, *trees())[0]["stem"]["norm"]
     chex.assert_trees_all_equal(norm["bias"][...], bias.astype(np.float32))
     assert norm["scale"][...].dtype == jnp.float32
 
@@ -304,7 +310,7 @@ def test_other_float_types_are_widened(file):
 def test_what_does_not_fit_is_named(file, changes, messages):
     change(file, changes)
     with pytest.raises(WeightsError) as error:
-        load_weights(file, *trees())
+        load_backbone(file, *trees())
     for message in messages:
         assert message in str(error.value)
 
@@ -312,17 +318,17 @@ def test_what_does_not_fit_is_named(file, changes, messages):
 def test_files_that_cannot_be_taken_are_named(file, tmp_path, monkeypatch):
     for config in (ModelConfig(), SMALL["wrn28"]):
         with pytest.raises(WeightsError, match="file of weights is for resnet18, resnet50 or swin"):
-            load_weights(file, *trees(config))
+            load_backbone(file, *trees(config))
     with pytest.raises(WeightsError, match=r"neither a file \*\.safetensors nor a run"):
-        load_weights(tmp_path / "other.safetensors", *trees())
+        load_backbone(tmp_path / "other.safetensors", *trees())
     with pytest.raises(WeightsError, match="no backbone can be taken from"):
-        load_weights(tmp_path, *trees())
+        load_backbone(tmp_path, *trees())
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(WeightsError, match=r"weights\.safetensors is damaged"):
-        load_weights(file, *trees())
+        load_backbone(file, *trees())
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(WeightsError, match=r"pip install \"jaxloss\[weights\]\""):
-        load_weights(file, *trees())
+        load_backbone(file, *trees())
 
 
 def save_run(folder, config, accuracies):
@@ -349,7 +355,7 @@ def test_a_run_gives_the_backbone_of_its_best_checkpoint(tmp_path, accuracies, s
     save_run(tmp_path / "run" / "checkpoints", config, accuracies)
     wanted = trees(config)
     for path in (tmp_path / "run", tmp_path / "run" / "checkpoints"):
-        found = load_weights(path, *wanted)
+        found = load_backbone(path, *wanted)
         chex.assert_trees_all_equal_shapes_and_dtypes(found, wanted)
         assert {float(x) for leaf in jax.tree.leaves(found) for x in leaf.ravel()} == {step}
 
@@ -358,5 +364,5 @@ def test_a_run_of_another_backbone_is_refused(tmp_path):
     save_run(tmp_path / "checkpoints", replace(SMALL["resnet18"], blocks=(1, 1, 1, 1)), [None])
     named = "params/backbone/stages/0/1/layers/0/conv/kernel.*: not in the checkpoint"
     with pytest.raises(WeightsError, match=named) as error:
-        load_weights(tmp_path, *trees())
+        load_backbone(tmp_path, *trees())
     assert "classifier" not in str(error.value)

@@ -50,7 +50,7 @@ def test_another_configuration_is_refused_with_its_differences(tmp_path):
     assert "seed: 0 -> (absent)" in lines
     assert "loss.name: (absent) -> 'sce'" in lines
     assert not [line for line in lines if line.startswith("steps")]
-    assert f"--model.weights {tmp_path} to start from its backbone; or remove" in lines[-1]
+    assert f"--model.weights {tmp_path} to start from its weights; or remove" in lines[-1]
     assert files_below(tmp_path) == before
 
 

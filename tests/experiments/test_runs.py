@@ -8,18 +8,27 @@ import shutil
 from types import SimpleNamespace
 from typing import Any
 
+import chex
 import numpy as np
 import pytest
 
-from experiments.assembly import plan_run
+from experiments.assembly import assemble, plan_run
 from experiments.config import ModelConfig, SamplingConfig
 from experiments.errors import ConfigError
+from experiments.protocols import config_to_dict
 from experiments.protocols.few_shot import IntegrationEvaluation
 from experiments.protocols.few_shot_data import FewShotData
+from experiments.protocols.hyperspherical import HypersphericalConfig, HypersphericalLoss
+from experiments.protocols.instance import InstanceConfig
 from experiments.protocols.integration import IntegratedLoss
+from experiments.protocols.negative_margin import NegativeMarginConfig
 from experiments.reporting.run import read_episodes, report_text, write_report
 from experiments.runs import evaluate, load_run, train_run
-from experiments.training.checkpoints import CheckpointError, DamagedCheckpointError
+from experiments.training.checkpoints import (
+    CheckpointError,
+    Checkpoints,
+    DamagedCheckpointError,
+)
 from tests.experiments.tiny_runs import TINY, flip_bits, saved_steps
 from tests.tolerances import FLOAT32
 
@@ -43,6 +52,87 @@ def test_a_run_that_cannot_end_well_leaves_no_directory(tmp_path, folders, chang
     with pytest.raises(ConfigError, match=message):
         train_run(plan_run(dataclasses.replace(config, **changes)), tmp_path / "run", folders)
     assert not (tmp_path / "run").exists()
+
+
+def begin(directory, config, folders, **how):
+    """The first state of a run, which its directory has as a checkpoint."""
+    parts = assemble(plan_run(config), folders, **how)
+    number = len(parts.class_counts)
+    with Checkpoints(directory / "checkpoints", num_classes=number) as checkpoints:
+        meta = {"config": config_to_dict(config), "classes": parts.classes}
+        checkpoints.save(1, parts.initial, meta=meta)
+    return parts.initial
+
+
+def from_run(directory, config, folders, **how):
+    """The first state of a run with another seed that starts from that of a directory."""
+    model = dataclasses.replace(config.model, weights=str(directory))
+    config = dataclasses.replace(config, model=model, seed=config.seed + 1)
+    return assemble(plan_run(config), folders, **how).initial
+
+
+SCE = dataclasses.replace(TINY, loss=IntegratedLoss(name="sce"))
+HYPERSPHERICAL = HypersphericalConfig(model=ModelConfig(widths=(4, 4, 4, 32), dim=8))
+OTHERS = "is new, because that run has other classes, or trains none"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        (SCE, {"loss": IntegratedLoss(name="direct:sce+nca")}, "too, which has the same classes"),
+        (SCE, {"data": FewShotData(pad=0)}, "too, which has the same classes"),
+        (SCE, {"data": FewShotData(base_classes=50)}, OTHERS),
+        (SCE, {"loss": IntegratedLoss(name="nca")}, "is new, because this loss trains none"),
+        (dataclasses.replace(SCE, loss=IntegratedLoss(name="nca")), {"loss": SCE.loss}, OTHERS),
+        (
+            NegativeMarginConfig(model=TINY.model, sampling=TINY.sampling),
+            SCE,
+            "is new, because its parameters have other names or shapes",
+        ),
+    ],
+)
+def test_a_run_goes_on_with_the_classifier_where_it_fits(
+    tmp_path, folders, caplog, before, after, line
+):
+    start = begin(tmp_path, before, folders)
+    after = dataclasses.replace(before, **after) if isinstance(after, dict) else after
+    state = from_run(tmp_path, after, folders)
+    new = assemble(plan_run(dataclasses.replace(after, seed=1)), folders).initial
+    fits = line.startswith("too")
+    chex.assert_trees_all_equal(state.params["backbone"], start.params["backbone"])
+    expected = start.params["classifier"] if fits else new.params["classifier"]
+    chex.assert_trees_all_equal(state.params["classifier"], expected)
+    assert caplog.messages == [f"the backbone starts from {tmp_path}; the classifier {line}"]
+
+
+def test_another_data_set_is_the_reason_for_a_new_classifier(
+    tmp_path, folders, caplog, monkeypatch
+):
+    begin(tmp_path, SCE, folders)
+    monkeypatch.setattr("experiments.assembly.share_images", lambda name, other: False)
+    from_run(tmp_path, SCE, folders)
+    assert caplog.messages[0].endswith("is new, because that run was trained on icons")
+
+
+@pytest.mark.parametrize("name", ["dynamic", "static"])
+def test_prototypes_keep_their_classes(tmp_path, folders, name):
+    config = dataclasses.replace(HYPERSPHERICAL, loss=HypersphericalLoss(name="dynamic"))
+    before = begin(tmp_path, config, folders).objective_state
+    config = dataclasses.replace(HYPERSPHERICAL, loss=HypersphericalLoss(name=name), seed=1)
+    new = assemble(plan_run(config), folders).initial.objective_state
+    after = from_run(tmp_path, config, folders).objective_state
+    np.testing.assert_array_equal(after["assignment"], before["assignment"])
+    assert (new["assignment"] != before["assignment"]).any()
+    assert after.keys() == new.keys()
+
+
+def test_classes_that_are_spread_over_devices_start_from_a_run(tmp_path, folders):
+    config = InstanceConfig(model=TINY.model, sampling=TINY.sampling)
+    before = begin(tmp_path, config, folders).params["classifier"]["kernel"]
+    kernel = from_run(tmp_path, config, folders, mode="jit", mesh_shape="1x4").params["classifier"]
+    (kernel,) = kernel.values()
+    assert not kernel.sharding.is_fully_replicated
+    np.testing.assert_array_equal(kernel[:, : before.shape[1]], before)
 
 
 def test_the_report_states_run_version_and_metrics(few_shot_run):
