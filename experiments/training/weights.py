@@ -109,8 +109,9 @@ def load_weights(
     except CheckpointError as error:
         raise WeightsError(f"no backbone can be taken from {path}: {error}") from error
     if is_first():
-        taken = f"is new, because {reason}" if reason else "too, which has the same classes"
-        _log.warning("the backbone starts from %s; the classifier %s", path, taken)
+        new = f"the backbone starts from {path}; the classifier is new, because {reason}"
+        both = f"the backbone and the classifier start from {path}, which has the same classes"
+        _log.warning("%s", new if reason else both)
     found = jax.tree.map(jnp.asarray, found)
     if own:
         state = state._replace(objective_state=state.objective_state | found.objective_state)
