@@ -188,7 +188,7 @@ def metric_features(options: IntegratedLoss, features: Array) -> Array:
 
 def trains_classifier(name: str) -> bool:
     """Whether the loss of a name trains a classifier, or its kernel as proxies."""
-    return terms(name).classification is not None or terms(name).metric in _WITH_PROXIES
+    return bool(terms(name).classification) or terms(name).metric in _WITH_PROXIES
 
 
 def takes_queue(name: str) -> bool:

@@ -262,14 +262,15 @@ class Checkpoints(managers.PreservationPolicy):
         """Reads a checkpoint into the structure of `target`, a pytree whose values are not used.
 
         The checkpoint must have leaves of the same names, types and shapes; with `parts`, paths
-        such as `params/backbone`, only below these. Leaves whose classes are spread in `target` are
-        spread in the same way, on whatever devices they were saved; all others are NumPy arrays.
+        such as `params/backbone`, only at and below these. Leaves whose classes are spread in
+        `target` are spread in the same way, on whatever devices they were saved; all others are
+        NumPy arrays.
         """
         header, wanted = self._header(step), _by_name(target)
         stored = {name: leaf for name, (leaf, _) in header["leaves"].items()}
         if parts:
-            below = tuple(f"{part}/" for part in parts)
-            stored = {name: leaf for name, leaf in stored.items() if name.startswith(below)}
+            within = tuple(f"{part}/" for part in parts)
+            stored = {n: leaf for n, leaf in stored.items() if f"{n}/".startswith(within)}
         expected = {name: self._describe(leaf) for name, leaf in wanted.items()}
         problems = [
             f"{n}: {stored.get(n, 'not')} in the checkpoint, {expected.get(n, 'not')} expected"
