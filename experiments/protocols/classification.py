@@ -170,10 +170,13 @@ def parts(data: ClassificationData, folders: Folders) -> dict[str, Part]:
         subset_seed=data.subset_seed,
         names=load_labels(name, joined, **vars(folders))[1],
     )
-    found = {part: selected(chosen, part, labels, name, joined, folders) for part in chosen.rows}
+    indexed = dict.fromkeys(chosen.rows, (labels, joined))  # What the rows of a part index.
     if test is not None and test_labels is not None:
-        found["test"] = selected(chosen, "test", test_labels, name, test, folders)
-    return found
+        indexed["test"] = test_labels, test
+    return {
+        part: selected(chosen, part, own_labels, name, place, folders)
+        for part, (own_labels, place) in indexed.items()
+    }
 
 
 def selected(

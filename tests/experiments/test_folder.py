@@ -135,6 +135,16 @@ def test_few_shot_protocols_split_the_classes(dirs, tmp_path):
         assert counts["base"].sum() + novel.labels.size + sum(counts.get("held-out", [])) == 20
 
 
+def test_classification_tests_on_a_split_larger_than_that_for_training(dirs, tmp_path):
+    for part, size in (("train", 7), ("test", 20)):
+        put(tmp_path / "pets" / part, {"ant": size, "bee": size + 1})
+    protocol = build_protocol(config_of("folder", name_of(tmp_path / "pets")))
+    counts = protocol.counts_by_split(Folders(**dirs))
+    assert counts["test"].tolist() == [20, 21]
+    test = protocol.load(Folders(**dirs), "test")
+    assert np.bincount(test.labels).tolist() == [20, 21]
+
+
 def test_classification_tests_on_a_share_and_linear_knows_what_was_seen(dirs, tmp_path):
     folder, folders = put(tmp_path / "pets", COUNTS), Folders(**dirs)
     name = name_of(folder)
