@@ -233,8 +233,10 @@ class Protocol(NamedTuple):
     """In a grid with a baseline, a run has these metrics, too."""
     classes_are_images: bool = False
     """Whether every training image is a class, so that the data alone has their number."""
-    absent: str = "no images are held out for {split}; set data.holdout"
-    """The error where the data lacks a `{split}`; it has `{splits}`."""
+    absent: Callable[[str, Iterable[str]], str] = lambda split, available: (
+        f"no images are held out for {split}; set data.holdout"
+    )
+    """The error where the data lacks a split; it has the available ones."""
 
     def counts_by_split(self, folders: Folders) -> ClassCounts:
         """The number of images of every class, for every available split."""
@@ -244,5 +246,5 @@ class Protocol(NamedTuple):
         """The images of a split; a `ConfigError` if there are none."""
         parts = self.parts(folders)
         if split not in parts:
-            raise ConfigError(self.absent.format(split=split, splits=", ".join(parts)))
+            raise ConfigError(self.absent(split, parts))
         return parts[split].load()

@@ -91,7 +91,7 @@ def build(config: FewShotConfig) -> Protocol:
     return Protocol(
         splits=SPLITS,
         parts=partial(few_shot_data.parts, data),
-        absent=few_shot_data.absent(data.name),
+        absent=partial(few_shot_data.absent, data.name),
         check_data=partial(check_data, config),
         objective=partial(objective, loss),
         validation_metric=Metric("1-shot accuracy"),

@@ -10,6 +10,7 @@ all of novel ones for evaluation.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -51,9 +52,9 @@ class MarginData(FewShotData):
     """Few-shot data set of the validation and novel classes, with all classes of NAME as base."""
 
 
-def absent(name: str) -> str:
-    """The error where a data set has no validation classes."""
-    return f"{name} has no {{split}} classes; it has {{splits}}"
+def absent(name: str, split: str, available: Iterable[str]) -> str:
+    """The error where a data set lacks the classes of a split, as of validation."""
+    return f"{name} has no {split} classes; it has {', '.join(available)}"
 
 
 def holds_classes_out(name: str) -> bool:
@@ -221,5 +222,5 @@ def parts_of(data: MarginData, split: str) -> list[str]:
     requested = ("novel", "validation", "base") if split == "novel" else (split,)
     found = [part for part in requested if part in available]
     if not found:
-        raise ConfigError(absent(name).format(split=split, splits=", ".join(available)))
+        raise ConfigError(absent(name, split, available))
     return found

@@ -64,7 +64,7 @@ def build(config: InstanceConfig) -> Protocol:
     return Protocol(
         splits=few_shot.SPLITS,
         parts=partial(parts, config.data),
-        absent=few_shot_data.absent(name),
+        absent=partial(few_shot_data.absent, name),
         check_data=lambda num_features, counts: few_shot.check_episodes(name, evaluation, counts),
         objective=partial(objective, config.loss),
         validation_metric=Metric("1-shot accuracy"),

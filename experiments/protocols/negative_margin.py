@@ -104,7 +104,7 @@ def build(config: NegativeMarginConfig) -> Protocol:
     return Protocol(
         splits=few_shot.SPLITS,
         parts=partial(few_shot_data.parts, data),
-        absent=few_shot_data.absent(data.name),
+        absent=partial(few_shot_data.absent, data.name),
         check_options=partial(check_options, config),
         check_data=partial(check_data, config),
         objective=partial(objective, loss, scale),

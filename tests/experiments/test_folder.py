@@ -145,6 +145,14 @@ def test_classification_tests_on_a_split_larger_than_that_for_training(dirs, tmp
     assert np.bincount(test.labels).tolist() == [20, 21]
 
 
+def test_a_folder_without_validation_classes_says_so_whatever_its_name(dirs, tmp_path):
+    name = name_of(put(tmp_path / "{pets}", COUNTS))
+    protocol = build_protocol(config_of("folder-few-shot", name))
+    message = re.escape(f"{name} has no validation classes; it has base, novel")
+    with pytest.raises(ExperimentError, match=message):
+        protocol.load(Folders(**dirs), "validation")
+
+
 def test_classification_tests_on_a_share_and_linear_knows_what_was_seen(dirs, tmp_path):
     folder, folders = put(tmp_path / "pets", COUNTS), Folders(**dirs)
     name = name_of(folder)
