@@ -329,7 +329,8 @@ class Progress:
             delay=1e-6,  # Nothing is shown before `update`.
             **({} if self._terminal else lines),
         )
-        self._tenth, self._printed = 10 * initial // total, time.monotonic()
+        # The last of these steps is still to be shown: it may be the last of the run.
+        self._tenth, self._printed = 10 * max(initial - 1, 0) // total, time.monotonic()
         self.close = self._bar.close
 
     def update(self, step: int, loss: float, images_per_second: float | None) -> None:

@@ -170,3 +170,5 @@ def test_plain_progress_is_a_line_every_half_minute(capsys, monkeypatch):
     now[0] += 20.0
     bar.update(60, 0.5, 2.0)
     assert capsys.readouterr().out.endswith("00:20 elapsed, 01:20 left\n")
+    Progress(10, 10, "last").update(10, 0.5, None)  # A run that had a single step left.
+    assert "last: 10/10 steps (100 %), loss 0.5" in capsys.readouterr().out
