@@ -15,9 +15,8 @@ def _stop(*_: Any) -> None:
 def _interrupt_again(unraisable: Any) -> None:
     """Python drops a KeyboardInterrupt in a `__del__`, and in JAX's callback on freed memory."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
-        main_thread = threading.main_thread().ident
         # Again when that has returned; to this thread, whose waiting it ends.
-        threading.Timer(0.05, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+        threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(unraisable)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,13 +20,7 @@ from jax.sharding import Mesh
 from experiments.config import Folders, ParallelMode, TrainConfig, check_config
 from experiments.contracts import ClassCounts, Objective, Problem, Protocol
 from experiments.data.augment import check_augmentation, seen_shape
-from experiments.data.builders import (
-    builder_class,
-    image_shape,
-    is_multi_label,
-    pinned,
-    share_images,
-)
+from experiments.data.builders import builder_class, image_shape, is_multi_label, pinned
 from experiments.data.pipeline import RecordImages
 from experiments.data.sampling import batch_size_of, draw_batch, parse_strategy
 from experiments.data.selection import labels_of
@@ -233,20 +226,8 @@ def assemble(
     own, names = objective.classifier_state, "\n".join(images.class_names)
     classes = "" if own is None else hashlib.sha256(names.encode()).hexdigest()[:24]
     if config.model.weights:
-
-        def unlike(meta: Mapping[str, Any]) -> str:
-            if not classes:
-                return "this loss trains none"
-            there = meta["config"]["data"]["name"]
-            if not share_images(there, config.data.name):
-                return f"that run was trained on {there}"
-            other = "that run has other classes, or trains none"
-            return "" if meta.get("classes") == classes else other
-
-        path = storage_path(config.model.weights)
-        state = load_weights(
-            path, state, own=own or (), unlike=unlike, num_classes=len(training_counts)
-        )
+        path, count = storage_path(config.model.weights), len(training_counts)
+        state = load_weights(path, state, own or (), classes, config.data.name, count)
     train_step = build_step(
         graphdef,
         objective,

@@ -18,6 +18,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from experiments.errors import ConfigError, nearest, unknown
 from experiments.storage import check_local, storage_path
 
+CONFIG_FILE = "config.json"
 Count = Annotated[int, Ge(1)]
 Pixels = Annotated[int, Ge(0)]
 Steps = Annotated[int, Ge(0)]

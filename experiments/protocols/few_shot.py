@@ -184,9 +184,10 @@ def objective(options: IntegratedLoss, problem: Problem) -> Objective:
     def init_state():
         return jaxloss.make_queue(options.queue, problem.num_features) if options.queue else ()
 
-    start = partial(init_linear_head, problem), loss, head_logits, init_state
-    trained = integration.trains_classifier(options.name)
-    return Objective(*start, classifier_state=() if trained else None)
+    _, classification, metric = terms(options.name)
+    own = () if classification or metric in integration.WITH_PROXIES else None
+    init_head = partial(init_linear_head, problem)
+    return Objective(init_head, loss, head_logits, init_state, classifier_state=own)
 
 
 def _own_share(queue: jaxloss.Queue, axis_name: str | None) -> dict[str, Array]:

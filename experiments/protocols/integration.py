@@ -26,7 +26,7 @@ _OF_UNIT_VECTORS = (
     *("supcon", "multi-similarity", "circle", "triplet-hard", "triplet-semihard", "triplet-all"),
 )
 """Metric losses of features that are divided by their length."""
-_WITH_PROXIES = ("proxy-anchor", "proxy-nca")
+WITH_PROXIES = ("proxy-anchor", "proxy-nca")
 """Their proxies are the kernel of the classifier, so that they are in no sum."""
 
 
@@ -39,7 +39,7 @@ def _sums(classifications: Iterable[str], metrics: Iterable[str]) -> tuple[str, 
 
 PAPER_NAMES = (*_CLASSIFICATION, *_OF_THE_PAPER, *_sums(_CLASSIFICATION, _OF_THE_PAPER))
 """The losses of the paper in the order of its tables."""
-NAMES = (*PAPER_NAMES, *_OF_UNIT_VECTORS, *_sums(["sce"], _OF_UNIT_VECTORS), *_WITH_PROXIES)
+NAMES = (*PAPER_NAMES, *_OF_UNIT_VECTORS, *_sums(["sce"], _OF_UNIT_VECTORS), *WITH_PROXIES)
 """Every loss."""
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def build_loss(options: IntegratedLoss, problem: Problem) -> Callable[..., Array
             value += classification(logits, labels, axis_name=axis_name)
         if metric is None:
             return value
-        if name.metric in _WITH_PROXIES:
+        if name.metric in WITH_PROXIES:
             return metric(features, labels, weights, axis_name=axis_name)
         spanned = lax.stop_gradient(weights) if options.stop_gradient else weights
         # Normalised first: to normalise an almost empty complement amplifies its noise.
@@ -184,11 +184,6 @@ def metric_features(options: IntegratedLoss, features: Array) -> Array:
     if terms(options.name).metric not in _OF_UNIT_VECTORS:
         return features
     return features / optax.safe_norm(features, 1e-12, axis=1, keepdims=True)
-
-
-def trains_classifier(name: str) -> bool:
-    """Whether the loss of a name trains a classifier, or its kernel as proxies."""
-    return bool(terms(name).classification) or terms(name).metric in _WITH_PROXIES
 
 
 def takes_queue(name: str) -> bool:

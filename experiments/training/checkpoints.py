@@ -31,6 +31,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import checkpoint_managers as managers
 
+from experiments.config import CONFIG_FILE
 from experiments.contracts import CLASS_AXIS
 from experiments.errors import ExperimentError, full_disk, nearest
 from experiments.processes import all_true, is_first, on_first
@@ -41,8 +42,6 @@ logger = logging.getLogger(__name__)
 _ORBAX_LOG = logging.getLogger("absl")
 
 CHECKPOINTS_FOLDER = "checkpoints"
-CONFIG_FILE = "config.json"
-"""Beside this folder, in the directory of a run."""
 
 _FORMAT = 4
 _NEWEST = 2
@@ -77,24 +76,18 @@ def checkpoints_folder(path: Path) -> Path:
 
 def _no_checkpoint(path: Path) -> str:
     """What there is in place of checkpoints, and what to do."""
-    if path.exists() and not path.is_dir():
-        return f"{path} is a file; name the directory of a run"
-    if not path.exists():
-        parent = path.parent
-        others = [other.name for other in parent.iterdir()] if parent.is_dir() else []
-        near = nearest(path.name, others, "" if parent == Path() else f"{parent}/")
-        return f"there is no directory {path}; {near or 'train a run in it, or name another one'}"
-    for run in (path, path.parent):
-        if (run / CONFIG_FILE).exists() and path in (run, run / CHECKPOINTS_FOLDER):
-            return f"{run} holds a run without a checkpoint; run the same `train` again"
+    if not path.is_dir():
+        near = nearest(path.name, [p.name for p in path.parent.glob("*/")], f"{path.parent}/")
+        return f"there is no directory {path}; {near or 'name that of a run'}"
+    run = path.parent if path.name == CHECKPOINTS_FOLDER else path
+    if (run / CONFIG_FILE).exists():
+        return f"{run} holds a run without a checkpoint; run the same `train` again"
     for depth in range(1, 5):  # The runs of a sweep are below a folder for each of its options.
-        runs = sorted(file.parent for file in path.glob("*/" * depth + CONFIG_FILE))
-        if runs:
-            count = f"{len(runs)} run" + "s" * (len(runs) > 1)
-            return f"{path} holds {count}, but is none; name one, such as {runs[0]}"
-    files = sorted(file.name for file in path.iterdir())
-    holds = f"holds {', '.join(files[:5])}{', …' * (len(files) > 5)}" if files else "is empty"
-    return f"{path} {holds}, and is no run; name a directory that `train` has written"
+        if runs := sorted(file.parent for file in path.glob("*/" * depth + CONFIG_FILE)):
+            return f"{path} is no run; name a run in it: it holds {len(runs)}, such as {runs[0]}"
+    names = sorted(file.name for file in path.iterdir())
+    shown = ", ".join(names[:5]) + ", …" * (len(names) > 5) or "nothing"
+    return f"{path} is no run: it holds {shown}; name a directory that `train` has written"
 
 
 def _meet(*, key: str, timeout_ms: int) -> None:

@@ -25,16 +25,11 @@ from tensorboardX.proto.event_pb2 import (
 from tensorboardX.summary import scalar
 from tqdm import tqdm
 
-from experiments.config import differences
+from experiments.config import CONFIG_FILE, differences
 from experiments.errors import ExperimentError
 from experiments.processes import is_first
 from experiments.storage import exclusive, is_remote, write_atomically, write_json, writing
-from experiments.training.checkpoints import (
-    CHECKPOINTS_FOLDER,
-    CONFIG_FILE,
-    CheckpointError,
-    Checkpoints,
-)
+from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError, Checkpoints
 from experiments.training.step import TrainState
 
 logger = logging.getLogger(__name__)

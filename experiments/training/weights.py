@@ -1,5 +1,4 @@
-"""Initial weights: a backbone from a file of pretrained weights, or from another run, with the
-classifier of that run where it fits.
+"""Initial weights: a backbone from a file, or a backbone and perhaps a classifier from a run.
 
 A file is in the safetensors format, with torchvision's names and shapes of ResNet-18, ResNet-50 and
 Swin-T. Of the residual networks these are
@@ -20,7 +19,7 @@ Images must be normalised as for those weights (data.mean 0.485 0.456 0.406, dat
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.data.builders import share_images
 from experiments.errors import ExperimentError
 from experiments.processes import is_first
 from experiments.training.checkpoints import (
@@ -66,26 +66,26 @@ class WeightsError(ExperimentError):
 def load_weights(
     path: Path,
     state: TrainState,
-    *,
     own: Collection[str] = (),
-    unlike: Callable[[Mapping[str, Any]], str] = lambda meta: "",
+    classes: str = "",
+    data: str = "",
     num_classes: int = 0,
 ) -> TrainState:
     """A first state with the backbone of a file or another run, and its classifier if it fits.
 
     A path is a file `*.safetensors`, a run directory, or its folder of checkpoints, whose best one
-    is used (the latest where there was no validation). Of a run, the classifier and the entries
-    `own` of the objective state are taken, too, if their names, types and shapes are the same and
-    `unlike`, of the metadata of the checkpoint, has no reason against it; a line says which. A
-    `WeightsError` names entries of the backbone that are missing, unexpected, or of another shape.
-    `num_classes` is that of `Checkpoints`.
+    is used (the latest where there was no validation). Of a run with the same `classes`, of data
+    that shares images with `data`, the classifier and the entries `own` of the objective state are
+    taken, too, if their names, types and shapes are the same; a line says which. A `WeightsError`
+    names entries of the backbone that are missing, unexpected, or of another shape. `num_classes`
+    is that of `Checkpoints`.
     """
     backbone = {"backbone": state.params["backbone"]}
     bare = state._replace(step=None, params=backbone, opt_state=None, objective_state={})
     if not path.is_dir():
         if path.suffix != _SUFFIX or not path.is_file():
             raise WeightsError(f"{path} is neither a file *{_SUFFIX} nor a run directory")
-        params, statistics = _from_file(path, bare.params["backbone"], state.statistics)
+        params, statistics = _from_file(path, backbone["backbone"], state.statistics)
         return state._replace(params=state.params | {"backbone": params}, statistics=statistics)
     kept = {name: state.objective_state[name] for name in own}
     whole = bare._replace(params=state.params, objective_state=kept)
@@ -93,7 +93,9 @@ def load_weights(
     further = ("params/classifier", *(f"objective_state/{name}" for name in own))
 
     def read(step: int) -> tuple[TrainState, str]:
-        if not (reason := unlike(checkpoints.meta(step))):
+        meta, reason = checkpoints.meta(step), "the runs do not both train one of the same classes"
+        same = classes and meta.get("classes") == classes
+        if same and share_images(meta["config"]["data"]["name"], data):
             try:
                 return checkpoints.restore(whole, step, parts=parts + further).state, ""
             except DamagedCheckpointError:
@@ -110,7 +112,7 @@ def load_weights(
         raise WeightsError(f"no backbone can be taken from {path}: {error}") from error
     if is_first():
         new = f"the backbone starts from {path}; the classifier is new, because {reason}"
-        both = f"the backbone and the classifier start from {path}, which has the same classes"
+        both = f"backbone and classifier start from {path}, which has the same classes"
         _log.warning("%s", new if reason else both)
     found = jax.tree.map(jnp.asarray, found)
     if own:

@@ -332,7 +332,7 @@ def test_reading_only_changes_nothing_and_writing_removes_what_a_kill_left(tmp_p
         Checkpoints(tmp_path / "nowhere", read_only=True)
     assert not (tmp_path / "nowhere").exists()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="is empty, and is no run"):
+    with pytest.raises(CheckpointError, match="is no run: it holds nothing"):
         Checkpoints(tmp_path / "empty", read_only=True)
     run = tmp_path / "run"
     fill(run, {1: 0.1, 2: 0.2})
