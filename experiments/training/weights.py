@@ -93,7 +93,8 @@ def load_weights(
     further = ("params/classifier", *(f"objective_state/{name}" for name in own))
 
     def read(step: int) -> tuple[TrainState, str]:
-        meta, reason = checkpoints.meta(step), "the runs do not both train one of the same classes"
+        meta = checkpoints.meta(step)
+        reason = "the two runs do not both train a classifier of the same classes"
         same = classes and meta.get("classes") == classes
         if same and share_images(meta["config"]["data"]["name"], data):
             try:

@@ -74,7 +74,7 @@ def from_run(directory, config, folders, **how):
 SCE = dataclasses.replace(TINY, loss=IntegratedLoss(name="sce"))
 HYPERSPHERICAL = HypersphericalConfig(model=ModelConfig(widths=(4, 4, 4, 32), dim=8))
 BOTH = "backbone and classifier start from RUN, which has the same classes"
-OTHERS = "is new, because the runs do not both train one of the same classes"
+OTHERS = "is new, because the two runs do not both train a classifier of the same classes"
 
 
 @pytest.mark.parametrize(
