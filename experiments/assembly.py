@@ -139,9 +139,10 @@ def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
     """
     config, protocol = plan.config, plan.protocol
     parts, batch_size = protocol.parts(folders), config.sampling.batch_size
-    counts_by_split = {split: part.counts for split, part in parts.items()}
-    training_counts, _, size = parts[protocol.splits[0]]
+    counts_by_split = {split: part.counts() for split, part in parts.items()}
+    training_counts = counts_by_split[protocol.splits[0]]
     if is_multi_label(config.data.name):  # Images are not drawn by class.
+        size = parts[protocol.splits[0]].size
         if batch_size > size:
             raise ConfigError(
                 f"sampling.batch_size = {batch_size} must be at most {size}, the number of "

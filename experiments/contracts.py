@@ -74,7 +74,7 @@ ClassCounts: TypeAlias = Mapping[str, np.ndarray]
 class Part(NamedTuple):
     """The images of one split of a protocol."""
 
-    counts: np.ndarray
+    counts: Callable[[], np.ndarray]
     """int64 [C], those of every class or with every label."""
     load: Callable[[], ImageSet]
     """Reads them."""
@@ -240,7 +240,7 @@ class Protocol(NamedTuple):
 
     def counts_by_split(self, folders: Folders) -> ClassCounts:
         """The number of images of every class, for every available split."""
-        return {split: part.counts for split, part in self.parts(folders).items()}
+        return {split: part.counts() for split, part in self.parts(folders).items()}
 
     def load(self, folders: Folders, split: str) -> ImageSet:
         """The images of a split; a `ConfigError` if there are none."""

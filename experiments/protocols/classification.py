@@ -184,4 +184,4 @@ def selected(
 ) -> Part:
     """The chosen images of a split, which are rows of a stored one with ascending labels."""
     read = partial(load_split, name, stored, rows=chosen.rows[split], **vars(folders))
-    return Part(chosen.counts(labels, split), lambda: chosen.renumber(read()))
+    return Part(partial(chosen.counts, labels, split), lambda: chosen.renumber(read()))

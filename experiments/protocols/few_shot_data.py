@@ -12,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
 from experiments.config import DataConfig, Folders, Pixels, Seed, Share
-from experiments.contracts import Part
+from experiments.contracts import ImageSet, Part
 from experiments.data.augment import seen_shape
 from experiments.data.builders import builder_class, image_shape, share_images, split_names
 from experiments.data.pipeline import load_labels, load_split, stored_counts
@@ -124,8 +124,11 @@ def parts(data: FewShotData, folders: Folders) -> dict[str, Part]:
     if novel or holds_classes_out(name):
         others = stored_counts(novel or name, **vars(folders))
         found |= {
-            split: Part(counts, partial(load_split, novel or name, split, **vars(folders)))
-            for split, counts in others.items()
+            split: Part(
+                partial(others.__getitem__, split),
+                partial(load_split, novel or name, split, **vars(folders)),
+            )
+            for split in others
             if split != "base"
         }
     else:
@@ -133,9 +136,7 @@ def parts(data: FewShotData, folders: Folders) -> dict[str, Part]:
         left = Selection(classes, {"test": np.flatnonzero(np.isin(from_labels, classes))})
         found["novel"] = selected(left, "test", from_labels, name, test or own, folders)
     if data.base_test:
-        every = load_labels(name, own, **vars(folders))[1]
-        names = tuple(every[label] for label in chosen.classes)
-        found["held-out"] = _other_images(data, names, folders)
+        found["held-out"] = _other_images(data, chosen, own, folders)
     elif data.holdout:
         found["held-out"] = selected(chosen, "validation", labels, name, own, folders)
     elif test:
@@ -143,23 +144,39 @@ def parts(data: FewShotData, folders: Folders) -> dict[str, Part]:
     return found
 
 
-def _other_images(data: MarginData, names: tuple[str, ...], folders: Folders) -> Part:
-    """The test images of the base classes in `data.base_test`, by their names."""
-    stored = load_labels(data.base_test, "test", **vars(folders))[1]
-    if missing := set(names) - set(stored):
-        raise ConfigError(
-            f"data.base_test = {data.base_test} lacks {len(missing)} of the {len(names)} base "
-            f"classes of {data.name}, such as {min(missing)}; prepare both from archives that name "
-            "classes alike, or set data.holdout instead"
-        )
-    numbers = {name: number for number, name in enumerate(names)}
-    positions = np.array([numbers.get(name, -1) for name in stored], np.int32)
-    labels = np.repeat(positions, stored_counts(data.base_test, **vars(folders))["test"])
-    rows = np.flatnonzero(labels >= 0)
-    read = partial(load_split, data.base_test, "test", rows=rows, **vars(folders))
-    own = {"labels": labels[rows], "class_names": names}
-    counts = np.bincount(labels[rows], minlength=len(names))
-    return Part(counts, lambda: dataclasses.replace(read(), **own))
+def _other_images(data: MarginData, chosen: Selection, base: str, folders: Folders) -> Part:
+    """The test images of the chosen classes of stored splits in `data.base_test`, by their names.
+
+    That set is prepared and read for this part alone.
+    """
+
+    @cache
+    def matched() -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+        every = load_labels(data.name, base, **vars(folders))[1]
+        names = tuple(every[label] for label in chosen.classes)
+        stored = load_labels(data.base_test, "test", **vars(folders))[1]
+        if missing := set(names) - set(stored):
+            raise ConfigError(
+                f"data.base_test = {data.base_test} lacks {len(missing)} of the {len(names)} base "
+                f"classes of {data.name}, such as {min(missing)}; prepare both from archives that "
+                "name classes alike, or set data.holdout instead"
+            )
+        numbers = {name: number for number, name in enumerate(names)}
+        positions = np.array([numbers.get(name, -1) for name in stored], np.int32)
+        labels = np.repeat(positions, stored_counts(data.base_test, **vars(folders))["test"])
+        rows = np.flatnonzero(labels >= 0)
+        return names, rows, labels[rows]
+
+    def counts() -> np.ndarray:
+        names, _, labels = matched()
+        return np.bincount(labels, minlength=len(names))
+
+    def load() -> ImageSet:
+        names, rows, labels = matched()
+        images = load_split(data.base_test, "test", rows=rows, **vars(folders))
+        return dataclasses.replace(images, labels=labels, class_names=names)
+
+    return Part(counts, load)
 
 
 def _base_splits(data: MarginData) -> str:

@@ -95,7 +95,7 @@ def parts(data: FewShotData, folders: Folders) -> dict[str, Part]:
         own = np.arange(len(names), dtype=np.int32)
         return dataclasses.replace(images, labels=own, class_names=tuple(names))
 
-    return found | {"base": Part(np.ones(base.counts.sum(), np.int64), load)}
+    return found | {"base": Part(lambda: np.ones(base.counts().sum(), np.int64), load)}
 
 
 def objective(options: InstanceLoss, problem: Problem) -> Objective:

@@ -179,7 +179,7 @@ def parts(data: MultiLabelData, folders: Folders) -> dict[str, Part]:
         rows[split], rows["train"] = map(np.sort, chosen)
     return {
         split: Part(
-            np.sum(targets[part][rows[split]] > 0, axis=0),
+            partial(np.sum, targets[part][rows[split]] > 0, axis=0),
             partial(load_split, data.name, part, rows=rows[split], **vars(folders)),
             len(rows[split]),
         )

@@ -112,9 +112,9 @@ def parts(name: str, folders: Folders) -> dict[str, Part]:
     rows = {split: np.flatnonzero(place == number) for split, number in _PLACES.items()}
     rows["base"] = np.flatnonzero(~np.isin(place, [*_PLACES.values()]))
     read = partial(load_split, name, **vars(folders))
-    novel = Part(counts["novel"], partial(read, "novel"))
+    novel = Part(lambda: counts["novel"], partial(read, "novel"))
     return {"novel": novel} | {
-        split: Part(np.bincount(labels[own]), partial(read, "base", rows=own))
+        split: Part(partial(np.bincount, labels[own]), partial(read, "base", rows=own))
         for split, own in rows.items()
     }
 

@@ -50,7 +50,7 @@ def own(folders, split, names):
 def test_chosen_classes_are_base_classes_and_all_others_novel(fashion, holdout):
     data = dataclasses.replace(DATA, holdout=holdout)
     found = few_shot_data.parts(data, fashion)
-    counts = {split: part.counts for split, part in found.items()}
+    counts = {split: part.counts() for split, part in found.items()}
     assert {split: sorted({*of.tolist()}) for split, of in counts.items()} == {
         "base": [24 if holdout else 30],
         "novel": [20],
@@ -85,9 +85,9 @@ def test_the_stated_seeds_choose_eight_splits(fashion):
 def test_all_classes_are_base_classes_for_another_set(fashion):
     data = MarginData(name="fashion_mnist", novel="icons")
     parts = few_shot_data.parts(data, fashion)
-    assert parts["base"].counts.tolist() == [30] * 10
-    assert parts["held-out"].counts.tolist() == [20] * 10
-    assert len(parts["novel"].counts) == 50
+    assert parts["base"].counts().tolist() == [30] * 10
+    assert parts["held-out"].counts().tolist() == [20] * 10
+    assert len(parts["novel"].counts()) == 50
     held_out = parts["held-out"].load()
     np.testing.assert_array_equal(
         held_out.images[:], load_split("fashion_mnist", "test", **vars(fashion)).images[:]

@@ -184,10 +184,10 @@ def test_extra_digits_are_for_training_where_they_are_wanted(dirs, name, train):
     places = Folders(dirs["data_dir"], dirs["manual_dir"])
     data = classification.ClassificationData(name=name)
     parts = classification.parts(data, places)
-    assert parts["train"].counts.sum() == train
-    assert parts["test"].counts.tolist() == [1] * 10
+    assert parts["train"].counts().sum() == train
+    assert parts["test"].counts().tolist() == [1] * 10
     labels = parts["train"].load().labels
-    np.testing.assert_array_equal(np.bincount(labels), parts["train"].counts)
+    np.testing.assert_array_equal(np.bincount(labels), parts["train"].counts())
 
 
 def cut(count=200):

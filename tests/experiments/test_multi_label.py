@@ -158,7 +158,7 @@ def test_held_out_images_are_no_training_images(voc):
 
     assert contents(*parts) == contents(whole)
     assert len(np.unique(whole.images[:].pixels[:, 8, 8], axis=0)) == 28
-    np.testing.assert_array_equal(found["validation"].counts, (parts[1].labels == 1).sum(0))
+    np.testing.assert_array_equal(found["validation"].counts(), (parts[1].labels == 1).sum(0))
     # Neither the seed of the run nor the call changes which images are held out.
     protocol = multi_label.build(MultiLabelConfig(data=data, sampling=TINY.sampling, seed=1))
     expected = {"label": "Two-way", "train_on": "train+validation", "holdout": 0.25}

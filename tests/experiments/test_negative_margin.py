@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from experiments.assembly import plan_run, prepare_and_count
 from experiments.cli.main import main
 from experiments.config import Folders, ModelConfig, OptimizerConfig, SamplingConfig, replace_option
 from experiments.contracts import Outputs, Problem, mean_and_interval
+from experiments.data.builders.archives import MissingArchiveError
 from experiments.data.pipeline import load_split, stored_counts
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import accuracies_of, prototype_predictions
@@ -372,7 +374,7 @@ def test_images_of_the_chosen_base_classes_are_for_training_or_held_out(
     parts = []
     for split in ("base", "held-out")[: 2 if holdout else 1]:
         parts.append(found[split].load())
-        np.testing.assert_array_equal(np.bincount(parts[-1].labels), found[split].counts)
+        np.testing.assert_array_equal(np.bincount(parts[-1].labels), found[split].counts())
     names = parts[0].class_names
     assert len(names) == base_classes or names == whole.class_names
     rows = np.isin(np.array(whole.class_names)[whole.labels], names)
@@ -404,8 +406,8 @@ def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenet
     plain = MarginData(name="mini_imagenet@16")
     data = dataclasses.replace(plain, base_test="imagenet@16")
     parts = few_shot_data.parts(data, imagenets)
-    assert parts["held-out"].counts.tolist() == [4, 2]
-    assert parts["base"].counts.tolist() == [2, 3]
+    assert parts["held-out"].counts().tolist() == [4, 2]
+    assert parts["base"].counts().tolist() == [2, 3]
     found, base = (parts[split].load() for split in ("held-out", "base"))
     assert found.class_names == base.class_names == ("n01532829", "n02108551")
     assert found.labels.tolist() == [0] * 4 + [1] * 2
@@ -429,7 +431,16 @@ def test_other_images_must_have_all_base_classes(imagenets):
     data = MarginData(name="mini_imagenet@16", base_test="imagenet@16")
     message = r"imagenet@16 lacks 1 of the 2 base classes of mini_.*, such as n01532829"
     with pytest.raises(ConfigError, match=message):
-        few_shot_data.parts(data, imagenets)
+        few_shot_data.parts(data, imagenets)["held-out"].counts()
+
+
+def test_other_images_are_for_the_base_classes_alone(imagenets):
+    shutil.rmtree(imagenets.manual_dir / "imagenet")
+    data = MarginData(name="mini_imagenet@16", base_test="imagenet@16")
+    parts = few_shot_data.parts(data, imagenets)
+    assert len(parts["novel"].load().labels) == parts["novel"].counts().sum() > 0
+    with pytest.raises(MissingArchiveError, match="imagenet"):
+        parts["held-out"].load()
 
 
 def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders, tmp_path):
@@ -439,8 +450,8 @@ def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders
     stored = stored_counts("icons", data_dir=folders.data_dir)
     parts = few_shot_data.parts(data, folders)
     every = np.concatenate([stored["base"], stored["validation"], stored["novel"]])
-    np.testing.assert_array_equal(parts["base"].counts, every)
-    assert parts["novel"].counts.tolist() == [2, 1]
+    np.testing.assert_array_equal(parts["base"].counts(), every)
+    assert parts["novel"].counts().tolist() == [2, 1]
     images = parts["base"].load()
     np.testing.assert_array_equal(np.bincount(images.labels), every)
     assert parts["novel"].load().labels.tolist() == [0, 0, 1]
