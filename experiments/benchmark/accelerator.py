@@ -204,7 +204,7 @@ def _prepare(row: Row, pool: ThreadPoolExecutor, torch: Any) -> _Prepared:
 
         in_torch = torch_forms(FORMS[case.name])
         if form := in_torch.get(COMPILED):
-            row.attempt(COMPILED, _torch_run(problem, form, arrays["random"]))
+            row.attempt(COMPILED, lambda: _torch_run(problem, form, arrays["random"])())
         _free(torch)
     return _Prepared(row, arrays, programs, references, in_torch)
 
@@ -221,7 +221,7 @@ def _measure(prepared: _Prepared, torch: Any) -> None:
         arrays = prepared.arrays[features]
         runs = {name: jax_run(program, arrays) for name, program in programs.items()}
         for name, form in prepared.in_torch.items():
-            runs[name] = _torch_run(problem, form, arrays)
+            runs[name] = row.attempt(name, partial(_torch_run, problem, form, arrays))
         return {name: run for name, run in runs.items() if name not in row.failures}
 
     cuda = torch.cuda if torch is not None and torch.cuda.is_available() else None
@@ -231,7 +231,16 @@ def _measure(prepared: _Prepared, torch: Any) -> None:
             cuda.reset_peak_memory_stats()
         if row.attempt(name, run) is not None and cuda and name in (COMPILED, EAGER):
             row.megabytes[name] = 1e-6 * (cuda.max_memory_allocated() - in_use)
-    samples = take_turns(runs_on("random"), _TURNS, seconds=_SECONDS, together=True)
+
+    def times(runs: dict[str, Run]) -> dict[str, list[float]]:
+        return take_turns(runs, _TURNS, seconds=_SECONDS, together=True)
+
+    runs, samples = runs_on("random"), {}
+    try:
+        samples = times(runs)
+    except Exception:  # Each alone: the table shows which one fails, and the times of the others.
+        for name, run in runs.items():
+            samples |= row.attempt(name, partial(times, {name: run})) or {}
     row.milliseconds = {name: 1e3 * float(np.median(of[1:])) for name, of in samples.items()}
     for features, future in prepared.references.items():
         if (reference := row.attempt("reference", future.result)) is None:

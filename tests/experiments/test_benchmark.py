@@ -165,6 +165,29 @@ def test_errors_on_an_accelerator(name, dtype, monkeypatch):
     assert max(gradients) < 0.02
 
 
+def test_a_form_that_fails_while_it_is_timed_costs_the_others_nothing(monkeypatch):
+    monkeypatch.setattr(accelerator, "_TURNS", 1)
+    monkeypatch.setattr(measure, "TORCH", {"PyTorch eager": False})
+    form, calls = FORMS["classifier"], iter([True] * 2)
+    monkeypatch.setitem(FORMS, "classifier", lambda *arrays: next(calls) and form(*arrays))
+    (row,) = accelerator.measured_rows([tiny("classifier", "mixed")], 60)
+    assert row.failures.keys() == {"PyTorch eager"}
+    assert row.milliseconds.keys() == {"jaxloss", "bare products", "dense JAX"}
+
+
+def test_arrays_that_pytorch_cannot_read_cost_the_others_nothing(monkeypatch):
+    monkeypatch.setattr(accelerator, "_TURNS", 1)
+
+    def fail(*arguments, **options):
+        raise RuntimeError("no dlpack")
+
+    monkeypatch.setattr(accelerator, "torch_run", fail)
+    (row,) = accelerator.measured_rows([tiny("classifier", "mixed")], 60)
+    assert set(row.failures.values()) == {"RuntimeError: no dlpack"}
+    assert row.failures.keys() == {"torch.compile", "PyTorch eager"}
+    assert row.milliseconds.keys() == {"jaxloss", "bare products", "dense JAX"}
+
+
 def test_rows_that_would_start_too_late_are_left_out():
     assert list(accelerator.measured_rows([tiny("nca", "float32")], -1)) == []
 
