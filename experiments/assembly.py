@@ -226,9 +226,10 @@ def assemble(
     )
     own, names = objective.classifier_state, "\n".join(images.class_names)
     classes = "" if own is None else hashlib.sha256(names.encode()).hexdigest()[:24]
+    origins: list[str] = []
     if config.model.weights:
         path, count = storage_path(config.model.weights), len(training_counts)
-        state = load_weights(path, state, own or (), classes, config.data.name, count)
+        state, origins = load_weights(path, state, own or (), classes, config.data.name, count)
     train_step = build_step(
         graphdef,
         objective,
@@ -264,4 +265,5 @@ def assemble(
         validate=validate if images_held_out is not None else None,
         class_counts=training_counts,
         classes=classes,
+        origins=origins,
     )

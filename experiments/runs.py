@@ -70,6 +70,7 @@ def train_run(
             "config": values,
             "class_counts": parts.class_counts.tolist(),
             "classes": parts.classes,
+            "origins": parts.origins,
             "steps_per_epoch": parts.steps_per_epoch,
             "code": code_version(),
         },
@@ -203,8 +204,8 @@ class RestoredRun:
     validation: float | None
     """What the best checkpoint is chosen by."""
     notes: list[str]
-    """Sentences for the report, on checkpoints that `load_run` found damaged, and on another
-    version that trained the run."""
+    """Sentences for the report, on checkpoints that `load_run` found damaged, on initial weights,
+    and on another version that trained the run."""
 
     @cached_property
     def outputs(self) -> Callable[..., Outputs]:
@@ -245,9 +246,9 @@ def load_run(folder: str | Path, checkpoint: str = "best") -> RestoredRun:
                 plan, class_counts, meta["steps_per_epoch"], abstract=True
             )
             state = checkpoints.restore(shapes, step).state
-            code, notes = meta["code"], []
+            code, notes = meta["code"], [*meta.get("origins", ())]
             if code != code_version():
-                notes = [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
+                notes += [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
             value = checkpoints.validation(step)
             parts = graphdef, objective, state, step, class_counts, value, notes
             return RestoredRun(run_folder(path), plan, *parts)

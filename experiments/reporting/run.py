@@ -35,7 +35,6 @@ def describe_run(config: TrainConfig, protocol: Protocol) -> dict[str, Any]:
         "sampling": config.sampling.strategy,
         "seed": config.seed,
         "data": config.data.name,
-        "weights": config.model.weights,
         **code_version(),
         **protocol.description,
     }
@@ -98,10 +97,8 @@ def write_report(
 
 
 def origin_lines(report: dict[str, Any]) -> list[str]:
-    """A list: what the backbone started from, notes, and the code."""
-    weights = report.get("weights")
-    started = [f"The backbone started from {weights}."] if weights else []
-    return bullets([*started, *report.get("notes", ()), f"Code: {version_text(report)}"])
+    """A list: notes, and the code."""
+    return bullets([*report.get("notes", ()), f"Code: {version_text(report)}"])
 
 
 def metrics_table(metrics: Sequence[dict[str, Any]]) -> list[str]:

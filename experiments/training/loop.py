@@ -49,6 +49,8 @@ class Parts(NamedTuple):
     """int64 [C], training images of every class."""
     classes: str
     """A hash of the classes that the classifier is trained on; empty: none is trained."""
+    origins: list[str]
+    """Sentences on the runs or the file that the initial weights are from."""
 
 
 def train(

@@ -70,15 +70,16 @@ def load_weights(
     classes: str = "",
     data: str = "",
     num_classes: int = 0,
-) -> TrainState:
+) -> tuple[TrainState, list[str]]:
     """A first state with the backbone of a file or another run, and its classifier if it fits.
 
     A path is a file `*.safetensors`, a run directory, or its folder of checkpoints, whose best one
     is used (the latest where there was no validation). Of a run with the same `classes`, of data
     that shares images with `data`, the classifier and the entries `own` of the objective state are
-    taken, too, if their names, types and shapes are the same; a line says which. A `WeightsError`
-    names entries of the backbone that are missing, unexpected, or of another shape. `num_classes`
-    is that of `Checkpoints`.
+    taken, too, if their names, types and shapes are the same. A `WeightsError` names entries of the
+    backbone that are missing, unexpected, or of another shape. `num_classes` is that of
+    `Checkpoints`. Second, this returns and logs a line that says what was taken, after those of the
+    runs that the weights come from.
     """
     backbone = {"backbone": state.params["backbone"]}
     bare = state._replace(step=None, params=backbone, opt_state=None, objective_state={})
@@ -86,39 +87,44 @@ def load_weights(
         if path.suffix != _SUFFIX or not path.is_file():
             raise WeightsError(f"{path} is neither a file *{_SUFFIX} nor a run directory")
         params, statistics = _from_file(path, backbone["backbone"], state.statistics)
-        return state._replace(params=state.params | {"backbone": params}, statistics=statistics)
+        params = state.params | {"backbone": params}
+        return state._replace(params=params, statistics=statistics), [f"Weights: {path}."]
     kept = {name: state.objective_state[name] for name in own}
     whole = bare._replace(params=state.params, objective_state=kept)
     parts = ("params/backbone", "statistics")
     further = ("params/classifier", *(f"objective_state/{name}" for name in own))
 
-    def read(step: int) -> tuple[TrainState, str]:
+    def read(step: int) -> tuple[TrainState, list[str]]:
         meta = checkpoints.meta(step)
+        before, theirs = meta.get("origins", []), meta.get("classes", "")
         reason = "the two runs do not both train a classifier of the same classes"
-        same = classes and meta.get("classes") == classes
-        if same and share_images(meta["config"]["data"]["name"], data):
-            try:
-                return checkpoints.restore(whole, step, parts=parts + further).state, ""
-            except DamagedCheckpointError:
-                raise
-            except CheckpointError:
-                reason = "its parameters have other names or shapes"
-        return checkpoints.restore(bare, step, parts=parts).state, reason
+        if share_images(meta["config"]["data"]["name"], data) and classes and theirs:
+            reason = "it has other classes of these images: held-out ones may be among them"
+            if theirs == classes:
+                try:
+                    found = checkpoints.restore(whole, step, parts=parts + further).state
+                    both = f"Weights: backbone and classifier of {path}, which has the same classes."
+                    return found, [*before, both]
+                except DamagedCheckpointError:
+                    raise
+                except CheckpointError:
+                    reason = "its parameters have other names or shapes"
+        new = f"Weights: backbone of {path}, without its classifier: {reason}."
+        return checkpoints.restore(bare, step, parts=parts).state, [*before, new]
 
     folder = checkpoints_folder(path)
     try:
         with Checkpoints(folder, read_only=True, num_classes=num_classes) as checkpoints:
-            (found, reason), _ = checkpoints.read_intact(read, best=True)
+            (found, origins), _ = checkpoints.read_intact(read, best=True)
     except CheckpointError as error:
         raise WeightsError(f"no backbone can be taken from {path}: {error}") from error
     if is_first():
-        new = f"the backbone starts from {path}; the classifier is new, because {reason}"
-        both = f"backbone and classifier start from {path}, which has the same classes"
-        _log.warning("%s", new if reason else both)
+        _log.warning("%s", origins[-1])
     found = jax.tree.map(jnp.asarray, found)
     if own:
         state = state._replace(objective_state=state.objective_state | found.objective_state)
-    return state._replace(params=state.params | found.params, statistics=found.statistics)
+    params = state.params | found.params
+    return state._replace(params=params, statistics=found.statistics), origins
 
 
 def _from_file(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:

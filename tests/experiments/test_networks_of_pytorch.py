@@ -60,7 +60,7 @@ def abstract(config, image_shape=(32, 32, 3)):
 
 
 def load_backbone(path, params, statistics):
-    state = load_weights(path, TrainState(jnp.zeros(()), {"backbone": params}, statistics, ()))
+    state, _ = load_weights(path, TrainState(jnp.zeros(()), {"backbone": params}, statistics, ()))
     return state.params["backbone"], state.statistics
 
 

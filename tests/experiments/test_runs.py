@@ -60,21 +60,29 @@ def begin(directory, config, folders, **how):
     number = len(parts.class_counts)
     with Checkpoints(directory / "checkpoints", num_classes=number) as checkpoints:
         meta = {"config": config_to_dict(config), "classes": parts.classes}
+        meta |= {"origins": parts.origins}
         checkpoints.save(1, parts.initial, meta=meta)
     return parts.initial
 
 
+def of_weights(config, directory):
+    """The model of a configuration, to start from a run."""
+    return dataclasses.replace(config.model, weights=str(directory))
+
+
 def from_run(directory, config, folders, **how):
     """The first state of a run with another seed that starts from that of a directory."""
-    model = dataclasses.replace(config.model, weights=str(directory))
+    model = of_weights(config, directory)
     config = dataclasses.replace(config, model=model, seed=config.seed + 1)
     return assemble(plan_run(config), folders, **how).initial
 
 
 SCE = dataclasses.replace(TINY, loss=IntegratedLoss(name="sce"))
 HYPERSPHERICAL = HypersphericalConfig(model=ModelConfig(widths=(4, 4, 4, 32), dim=8))
-BOTH = "backbone and classifier start from RUN, which has the same classes"
-OTHERS = "is new, because the two runs do not both train a classifier of the same classes"
+BOTH = "Weights: backbone and classifier of RUN, which has the same classes."
+NEW = "Weights: backbone of RUN, without its classifier: "
+OTHERS = f"{NEW}it has other classes of these images: held-out ones may be among them."
+UNLIKE = f"{NEW}the two runs do not both train a classifier of the same classes."
 
 
 @pytest.mark.parametrize(
@@ -83,12 +91,12 @@ OTHERS = "is new, because the two runs do not both train a classifier of the sam
         (SCE, {"loss": IntegratedLoss(name="direct:sce+nca")}, BOTH),
         (SCE, {"data": FewShotData(pad=0)}, BOTH),
         (SCE, {"data": FewShotData(base_classes=50)}, OTHERS),
-        (SCE, {"loss": IntegratedLoss(name="nca")}, OTHERS),
-        (dataclasses.replace(SCE, loss=IntegratedLoss(name="nca")), {"loss": SCE.loss}, OTHERS),
+        (SCE, {"loss": IntegratedLoss(name="nca")}, UNLIKE),
+        (dataclasses.replace(SCE, loss=IntegratedLoss(name="nca")), {"loss": SCE.loss}, UNLIKE),
         (
             NegativeMarginConfig(model=TINY.model, sampling=TINY.sampling),
             SCE,
-            "is new, because its parameters have other names or shapes",
+            f"{NEW}its parameters have other names or shapes.",
         ),
     ],
 )
@@ -102,14 +110,24 @@ def test_a_run_goes_on_with_the_classifier_where_it_fits(
     chex.assert_trees_all_equal(state.params["backbone"], start.params["backbone"])
     expected = start.params["classifier"] if line == BOTH else new.params["classifier"]
     chex.assert_trees_all_equal(state.params["classifier"], expected)
-    assert caplog.messages[-1].endswith(line.replace("RUN", str(tmp_path)))
+    assert caplog.messages[-1] == line.replace("RUN", str(tmp_path))
+
+
+def test_a_run_names_all_runs_that_its_weights_come_from(tmp_path, folders):
+    first, second = tmp_path / "first", tmp_path / "second"
+    few = dataclasses.replace(SCE, data=FewShotData(base_classes=50))
+    begin(first, SCE, folders)
+    begin(second, dataclasses.replace(few, model=of_weights(few, first)), folders)
+    third = dataclasses.replace(few, model=of_weights(few, second))
+    origins = assemble(plan_run(third), folders).origins
+    assert origins == [OTHERS.replace("RUN", str(first)), BOTH.replace("RUN", str(second))]
 
 
 def test_equal_names_of_another_data_set_are_other_classes(tmp_path, folders, caplog, monkeypatch):
     begin(tmp_path, SCE, folders)
     monkeypatch.setattr("experiments.training.weights.share_images", lambda name, other: False)
     from_run(tmp_path, SCE, folders)
-    assert caplog.messages[-1].endswith(OTHERS)
+    assert caplog.messages[-1] == UNLIKE.replace("RUN", str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["dynamic", "static"])
@@ -208,7 +226,7 @@ PROTOCOL: Any = SimpleNamespace(report=lambda _: ["5-way", "", "| shots | accura
 
 def test_a_list_names_the_run_and_what_was_evaluated():
     notes = ["The best checkpoint (step 300) is damaged; that of step 200 is taken.", "Second."]
-    known = {"weights": "resnet18.safetensors", "notes": notes, "commit": "abc1234"}
+    known = {"notes": notes, "commit": "abc1234"}
     lines = report_text(PROTOCOL, REPORT | known).splitlines()
     assert lines == [
         "- Loss: SCE⊕NCA",
@@ -218,15 +236,14 @@ def test_a_list_names_the_run_and_what_was_evaluated():
         "- Features: 64 dimensions",
         "- Evaluation: novel split, 5-way",
         "- Validation: 1-shot accuracy 50.0 %",
-        "- The backbone started from resnet18.safetensors.",
         f"- {notes[0]}",
         "- Second.",
         "- Code: jaxloss 0.9.0, commit abc1234",
         "",
         "| shots | accuracy |",
     ]
-    unknown = {"validation": None, "weights": "", "notes": []}
-    expected = [*lines[:6], "- Code: jaxloss 0.9.0", *lines[11:]]
+    unknown = {"validation": None, "notes": []}
+    expected = [*lines[:6], "- Code: jaxloss 0.9.0", *lines[10:]]
     assert report_text(PROTOCOL, REPORT | unknown).splitlines() == expected
 
 
