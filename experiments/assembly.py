@@ -24,7 +24,7 @@ from experiments.data.builders import builder_class, image_shape, is_multi_label
 from experiments.data.pipeline import RecordImages
 from experiments.data.sampling import batch_size_of, draw_batch, parse_strategy
 from experiments.data.selection import labels_of
-from experiments.errors import ConfigError
+from experiments.errors import ConfigError, nearest_path
 from experiments.models import build_backbone
 from experiments.processes import is_first
 from experiments.protocols import build_protocol
@@ -112,10 +112,8 @@ def _check_options(config: TrainConfig, protocol: Protocol, num_devices: int | N
     if model.weights:
         path = storage_path(model.weights, "model.weights")
         if not path.exists():
-            raise ConfigError(
-                f"model.weights = {path} does not exist; set a file *.safetensors or a folder of "
-                "a run"
-            )
+            hint = nearest_path(path) or "set a file *.safetensors or a folder of a run"
+            raise ConfigError(f"model.weights = {path} does not exist; {hint}")
         if path.is_file():
             check_local(path, "model.weights, a file,")
             if model.dim or model.projection != "linear-norm":

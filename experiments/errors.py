@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from errno import EDQUOT, EFBIG, ENOSPC
+from pathlib import Path
 
 STANDARD_OUTPUT = "standard output"
 
@@ -45,6 +46,12 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     """A question that has the names that are nearest to a misspelled one; empty if none is near."""
     near = [prefix + other for other in difflib.get_close_matches(name, list(known))]
     return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def nearest_path(path: Path) -> str:
+    """As `nearest`, of the files and folders beside a path."""
+    others = [other.name for other in path.parent.glob("*") if other != path]
+    return nearest(path.name, others, f"{path.parent}/")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -125,7 +125,7 @@ def evaluate_runs_linear(
         raise ConfigError(f"no run has the label {baseline!r}; the runs have {', '.join(labels)}")
     runs, written = [], []
     for number, ((label, seed), path) in enumerate(found.items(), start=1):
-        print(f"[{number}/{len(found)}] {path}", flush=True)
+        print(f"[{number}/{len(found)}] {path}: features, then classifiers …", flush=True)
         run = load_run(path, checkpoint)
         folder, stem = run.directory, name + ("" if checkpoint == "best" else f"-step{run.step}")
         stem += "" if data.holdout == 0.2 else f"-holdout{data.holdout}"

@@ -78,6 +78,8 @@ def _in_a_line(box: str) -> str:
         known = re.findall("'([^']*)'", choices)
         return f"{option}: {unknown('value', value, known)}"
     text = text.removeprefix("Error parsing ").rstrip(". ")
+    text = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is no whole number", text)
+    text = re.sub("could not convert string to float: (.*)", r"\1 is no number", text)
     if reasons := re.findall(r"- <class '[^']*'>: (.*?)(?= - <class| [─-]{9})", " ".join(rows)):
         return f"{text.partition(': ')[0]}: {reasons[-1]}"
     return text

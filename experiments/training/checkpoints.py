@@ -33,7 +33,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 
 from experiments.config import CONFIG_FILE
 from experiments.contracts import CLASS_AXIS
-from experiments.errors import ExperimentError, full_disk, nearest
+from experiments.errors import ExperimentError, full_disk, nearest_path
 from experiments.processes import all_true, is_first, on_first
 from experiments.storage import is_remote, writing
 
@@ -77,8 +77,7 @@ def checkpoints_folder(path: Path) -> Path:
 def _no_checkpoint(path: Path) -> str:
     """What there is in place of checkpoints, and what to do."""
     if not path.is_dir():
-        near = nearest(path.name, [p.name for p in path.parent.glob("*/")], f"{path.parent}/")
-        return f"there is no directory {path}; {near or 'name that of a run'}"
+        return f"there is no directory {path}; {nearest_path(path) or 'name that of a run'}"
     run = path.parent if path.name == CHECKPOINTS_FOLDER else path
     if (run / CONFIG_FILE).exists():
         return f"{run} holds a run without a checkpoint; run the same `train` again"

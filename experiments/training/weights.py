@@ -103,8 +103,8 @@ def load_weights(
             if theirs == classes:
                 try:
                     found = checkpoints.restore(whole, step, parts=parts + further).state
-                    both = f"Weights: backbone and classifier of {path}, which has the same classes."
-                    return found, [*before, both]
+                    both = f"backbone and classifier of {path}, which has the same classes."
+                    return found, [*before, f"Weights: {both}"]
                 except DamagedCheckpointError:
                     raise
                 except CheckpointError:

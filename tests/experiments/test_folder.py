@@ -303,6 +303,13 @@ def test_a_preset_for_a_folder_asks_for_one(capsys):
 # --- CSV files ----------------------------------------------------------------------------------
 
 
+def test_classes_that_look_like_several_labels_are_noted(tmp_path):
+    folder = put(tmp_path / "pets", {"a": 3})
+    _csv("file,label\na/0.jpg,red|round\na/1.jpg,red|small\na/2.jpg,blue\n")(folder)
+    notes = builders.builder_class(name_of(folder)).LISTING.left_out
+    assert notes[-1].startswith("2 classes have ; or | in their name, such as red|round: for sev")
+
+
 def test_a_file_of_several_labels(dirs, tmp_path):
     folder, rows = put(tmp_path / "pets", {"a": 10}), []
     for i in range(9):

@@ -47,7 +47,7 @@ from experiments.data.builders.images import (
 )
 from experiments.data.builders.layouts import SearchPath, list_classes
 from experiments.data.builders.tasks import ClassificationBuilder, FewShotBuilder, MultiLabelBuilder
-from experiments.errors import ConfigError
+from experiments.errors import ConfigError, nearest_path
 from experiments.storage import cache_folder, is_remote, write_json
 
 _log = logging.getLogger(__name__)
@@ -327,7 +327,10 @@ def _list(path: Path) -> _Listing:
         return _read_csv(path)
     if not path.is_dir():
         what = "is a file, neither a folder nor a CSV file" if path.exists() else "does not exist"
-        raise ConfigError(f"{shown} {what}; set a folder with one folder of images per class")
+        hint = not path.exists() and nearest_path(path)
+        raise ConfigError(
+            f"{shown} {what}; {hint or 'set a folder with one folder of images per class'}"
+        )
     if (path / LABELS).is_file():
         return _read_csv(path / LABELS)
     folders = list_folders(path)
@@ -478,6 +481,10 @@ def _of_single_labels(
             classes.setdefault(label, []).append(file)
         found[split] = split_of_files(classes, path)
     _check_split_names(path, found)
+    names = sorted({label for split in splits.values() for (label,) in split.values()})
+    if joined := [name for name in names if re.search("[;|]", name)]:
+        line = f"{len(joined)} classes have ; or | in their name, such as {joined[0]}"
+        notes = [*notes, f"{line}: for several labels of an image, name the column labels"]
     return _classified(path.parent, found, notes)
 
 
