@@ -18,7 +18,7 @@ EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
 
 class Picture(NamedTuple):
-    """What a figure shows of a table."""
+    """What a figure shows of a table; a table of steps gives curves over them."""
 
     section: str
     """Heading of the section; the table is the first there whose headings have `common`."""
@@ -97,8 +97,17 @@ FIGURES = {
     ),
 }
 
+CURVES = {
+    "margin-lengths": Picture(
+        "Novel accuracy against the length of the training",
+        "-shot",
+        "Accuracy without a margin against the number of training steps",
+        names=2,
+    )
+}
+
 _NUMBER = re.compile(r"([+−]?[\d.]+) ± ([\d.]+)")
-_VALUE = re.compile(r"−?[\d.]+").fullmatch
+_VALUE = re.compile(r"−?[\d.,]+").fullmatch
 
 
 def read_table(picture: Picture) -> tuple[list[str], dict[str, list[str]]]:
@@ -169,6 +178,39 @@ def draw(name: str, picture: Picture) -> None:
     write_picture(EXPERIMENTS / "figures" / f"{name}.png", figure)
 
 
+def draw_curves(name: str, picture: Picture) -> None:
+    """Draws and writes one figure of means over steps, a line for each data set."""
+    headings, rows = read_table(picture._replace(over=None))
+    figure = style.new_figure(
+        3.2 * len(headings),
+        3.4,
+        title=picture.title,
+        caption="Means and standard deviations over the runs.",
+    )
+    for place, heading in enumerate(headings):
+        panel = figure.add_subplot(1, len(headings), place + 1)
+        lines: dict[str, list[tuple[float, ...]]] = {}
+        for row, cells in rows.items():
+            of, _, steps = row.partition(", steps = ")
+            if found := _NUMBER.search(cells[place]):
+                point = (int(steps.replace(",", "")), *map(float, found.groups()))
+                lines.setdefault(of, []).append(point)
+        for number, (of, points) in enumerate(lines.items()):
+            steps, values, bars = zip(*points, strict=True)
+            marks = style.series_mark(number).style(line=True)
+            panel.errorbar(steps, values, yerr=bars, capsize=2, label=of, **marks)
+        panel.set_title(heading, size=style.MEDIUM)
+        panel.set(xscale="log", xlabel="steps", ylabel="%" if place == 0 else "")
+        panel.set_xticks(steps, [f"{step:,}" for step in steps])
+        panel.minorticks_off()
+        style.style_axes(panel)
+        if place == len(headings) - 1:
+            panel.legend(frameon=False, fontsize=style.SMALL, loc="lower right")
+    write_picture(EXPERIMENTS / "figures" / f"{name}.png", figure)
+
+
 if __name__ == "__main__":
     for file, picture in FIGURES.items():
         draw(file, picture)
+    for file, picture in CURVES.items():
+        draw_curves(file, picture)
