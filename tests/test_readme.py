@@ -80,7 +80,8 @@ def test_figures_have_every_row_of_their_table():
     names = runpy.run_path(str(ROOT / "docs/result_figures.py"))
     pages = ("experiments/RESULTS.md", "experiments/RESULTS_APPENDIX.md")
     text = "".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
-    tables = {name: names["read_table"](of) for name, of in names["FIGURES"].items()}
+    pictures = {**names["FIGURES"], **names["CURVES"]}
+    tables = {name: names["read_table"](of) for name, of in pictures.items()}
     # `linear` draws the one that has no table.
     assert set(re.findall(r"figures/(.*)\.png", text)) == {*tables, "linear"}
     for headings, rows in tables.values():
@@ -94,6 +95,7 @@ def test_figures_have_every_row_of_their_table():
     assert "cosines, m = −0.05" in tables["margin-differences"][1]
     assert "T_P = 4, ε = 2" in tables["kanji-temperature"][1]
     assert "m = 0.5" in tables["fine-tuning-margin"][1]
+    assert "radicals → icons, steps = 6,000" in tables["margin-lengths"][1]
 
 
 class TinyImages(tfds.core.GeneratorBasedBuilder, skip_registration=True):

@@ -306,7 +306,7 @@ def test_a_preset_for_a_folder_asks_for_one(capsys):
 def test_classes_that_look_like_several_labels_are_noted(tmp_path):
     folder = put(tmp_path / "pets", {"a": 3})
     _csv("file,label\na/0.jpg,red|round\na/1.jpg,red|small\na/2.jpg,blue\n")(folder)
-    notes = builders.builder_class(name_of(folder)).LISTING.left_out
+    notes = builders.builder_class(name_of(folder)).details()
     assert notes[-1].startswith("2 classes have ; or | in their name, such as red|round: for sev")
 
 
