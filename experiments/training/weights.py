@@ -98,7 +98,7 @@ def load_weights(
         meta = checkpoints.meta(step)
         before, theirs = meta.get("origins", []), meta.get("classes", "")
         reason = "the two runs do not both train a classifier of the same classes"
-        if share_images(meta["config"]["data"]["name"], data) and classes and theirs:
+        if classes and theirs and share_images(meta["config"]["data"]["name"], data):
             reason = "it has other classes of these images: held-out ones may be among them"
             if theirs == classes:
                 try:
