@@ -48,10 +48,9 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
-def nearest_path(path: Path) -> str:
-    """As `nearest`, of the files and folders beside a path."""
-    others = [other.name for other in path.parent.glob("*") if other != path]
-    return nearest(path.name, others, f"{path.parent}/")
+def nearest_path(path: Path, pattern: str = "*") -> str:
+    """As `nearest`, of what is beside a path: all, or the folders alone by the pattern `*/`."""
+    return nearest(path.name, [p.name for p in path.parent.glob(pattern)], f"{path.parent}/")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

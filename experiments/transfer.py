@@ -125,7 +125,7 @@ def evaluate_runs_linear(
         raise ConfigError(f"no run has the label {baseline!r}; the runs have {', '.join(labels)}")
     runs, written = [], []
     for number, ((label, seed), path) in enumerate(found.items(), start=1):
-        print(f"[{number}/{len(found)}] {path}: features, then classifiers …", flush=True)
+        print(f"[{number}/{len(found)}] {path}", flush=True)
         run = load_run(path, checkpoint)
         folder, stem = run.directory, name + ("" if checkpoint == "best" else f"-step{run.step}")
         stem += "" if data.holdout == 0.2 else f"-holdout{data.holdout}"
@@ -133,6 +133,7 @@ def evaluate_runs_linear(
         report = read_report(file) if len(found) > 1 and file.exists() else None
         stored = report["run"] | {"step": report["step"]} if report else {}
         if report is None or not {"step": run.step, **code_version()}.items() <= stored.items():
+            print("features, then classifiers …", flush=True)
             report = evaluate_run_linear(run, folders, data)
             written = write_linear_report(folder, report, stem, command=command)
         common = {"seed": seed, "validation": None, "command": command}

@@ -65,8 +65,8 @@ class Evaluate(OfCheckpoint):
             options = {**of, **table, "command": typed}
             print_written(evaluate_over(self.directory, self.folders, self.over, **options))
             return 0
-        print(f"{self.directory}: features, then the evaluation …", flush=True)
         run = load_run(self.directory, self.checkpoint)
+        print(f"{self.directory}: features, then the evaluation …", flush=True)
         report = evaluate(run, changed, split=self.split, folders=self.folders)
         report["command"] = typed
         # A name with the settings, so that evaluations of a run do not overwrite each other.
@@ -185,7 +185,6 @@ class Look(OfCheckpoint):
         """Draws the pictures and prints where the page is."""
         from experiments.look import look_at_run
 
-        print(f"{self.directory}: features, then pictures …", flush=True)
         page, *others = look_at_run(
             self.directory,
             self.folders,

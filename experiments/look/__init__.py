@@ -46,6 +46,7 @@ def look_at_run(
     """
     run = load_run(path, checkpoint)
     config, protocol, wanted = run.plan.config, run.plan.protocol, split_of(run.plan, split)
+    print(f"{path}: features, then pictures …", flush=True)
     view = view_run(run, folders, wanted)
     parts = [
         f"{len(side.outputs.labels):,} {side.split} images "

@@ -77,7 +77,7 @@ def checkpoints_folder(path: Path) -> Path:
 def _no_checkpoint(path: Path) -> str:
     """What there is in place of checkpoints, and what to do."""
     if not path.is_dir():
-        return f"there is no directory {path}; {nearest_path(path) or 'name that of a run'}"
+        return f"there is no directory {path}; {nearest_path(path, '*/') or 'name that of a run'}"
     run = path.parent if path.name == CHECKPOINTS_FOLDER else path
     if (run / CONFIG_FILE).exists():
         return f"{run} holds a run without a checkpoint; run the same `train` again"

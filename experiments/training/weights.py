@@ -97,18 +97,19 @@ def load_weights(
     def read(step: int) -> tuple[TrainState, list[str]]:
         meta = checkpoints.meta(step)
         before, theirs = meta.get("origins", []), meta.get("classes", "")
-        reason = "the two runs do not both train a classifier of the same classes"
-        if classes and theirs and share_images(meta["config"]["data"]["name"], data):
+        if not (classes and theirs and share_images(meta["config"]["data"]["name"], data)):
+            reason = "the two runs do not both train a classifier of the same classes"
+        elif theirs != classes:
             reason = "it has other classes of these images: held-out ones may be among them"
-            if theirs == classes:
-                try:
-                    found = checkpoints.restore(whole, step, parts=parts + further).state
-                    both = f"backbone and classifier of {path}, which has the same classes."
-                    return found, [*before, f"Weights: {both}"]
-                except DamagedCheckpointError:
-                    raise
-                except CheckpointError:
-                    reason = "its parameters have other names or shapes"
+        else:
+            try:
+                found = checkpoints.restore(whole, step, parts=parts + further).state
+                both = f"Weights: backbone and classifier of {path}, which has the same classes."
+                return found, [*before, both]
+            except DamagedCheckpointError:
+                raise
+            except CheckpointError:
+                reason = "its parameters have other names or shapes"
         new = f"Weights: backbone of {path}, without its classifier: {reason}."
         return checkpoints.restore(bare, step, parts=parts).state, [*before, new]
 

@@ -350,6 +350,7 @@ def test_processes_that_cannot_be_joined_state_what_they_need(monkeypatch, capsy
         ("runs/icons-scee", "there is no directory runs/icons-scee; did you mean runs/icons-sce?"),
         ("run/zzz", "there is no directory run/zzz; name that of a run"),
         ("notes", "there is no directory notes; name that of a run"),
+        ("note", "there is no directory note; name that of a run"),
         ("empty", "empty is no run: it holds nothing; name a directory that `train` has written"),
         ("photos", "photos is no run: it holds cat, dog; name a directory that `train`"),
         ("runs", "runs is no run; name a run in it: it holds 1, such as runs/icons-sce"),
@@ -370,8 +371,10 @@ def test_what_is_no_run_is_named_with_a_hint(tmp_path, monkeypatch, capsys, comm
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "notes").touch()
     assert main([command, name]) == 2
-    (printed,) = capsys.readouterr().err.splitlines()
+    output = capsys.readouterr()
+    (printed,) = output.err.splitlines()
     assert printed.startswith(f"error: {line}")
+    assert not output.out
 
 
 def test_an_interrupt_during_the_imports_ends_them():
