@@ -28,7 +28,9 @@ from experiments.errors import ConfigError, nearest_path
 from experiments.models import build_backbone
 from experiments.processes import is_first
 from experiments.protocols import build_protocol
+from experiments.protocols.classification import SPLITS
 from experiments.storage import check_local, storage_path
+from experiments.trained_on import seen_in_training
 from experiments.training import parallel
 from experiments.training.loop import Parts
 from experiments.training.run_directory import Validation
@@ -223,11 +225,15 @@ def assemble(
         plan, training_counts, steps_per_epoch, axis_name=axis_name, mesh=mesh
     )
     own, names = objective.classifier_state, "\n".join(images.class_names)
-    classes = "" if own is None else hashlib.sha256(names.encode()).hexdigest()[:24]
+    classes = hashlib.sha256(names.encode()).hexdigest()[:24]
     origins: list[str] = []
     if config.model.weights:
         path, count = storage_path(config.model.weights), len(training_counts)
-        state, origins = load_weights(path, state, own or (), classes, config.data.name, count)
+        state, origins = load_weights(path, state, own, classes, config.data.name, count)
+        if line := _test_images_seen(plan):
+            origins += [] if line in origins else [line]
+            if is_first():
+                _log.warning("%s", line)
     train_step = build_step(
         graphdef,
         objective,
@@ -263,5 +269,15 @@ def assemble(
         validate=validate if images_held_out is not None else None,
         class_counts=training_counts,
         classes=classes,
+        classifier=own is not None,
         origins=origins,
     )
+
+
+def _test_images_seen(plan: Plan) -> str:
+    """A sentence where the runs behind the weights may have been trained on test images."""
+    data, split = plan.config.data, vars(plan.config.data).get("class_split", "all")
+    tests = plan.protocol.splits == SPLITS
+    if not tests or not (seen := seen_in_training(plan.config, data.name, split)):
+        return ""
+    return f"Weights: trained on {seen}; accuracy on test images may be too high."

@@ -34,7 +34,7 @@ from experiments.protocols import build_protocol, config_from_dict, config_to_di
 from experiments.reporting.run import code_version, describe_run, read_report, write_report
 from experiments.storage import storage_path
 from experiments.training import loop
-from experiments.training.checkpoints import CHECKPOINTS_FOLDER, Checkpoints, checkpoints_folder
+from experiments.training.checkpoints import Checkpoints, checkpoints_folder, run_folder
 from experiments.training.run_directory import check_run_directory, claim_run_directory
 from experiments.training.step import TrainState, build_outputs
 
@@ -70,6 +70,7 @@ def train_run(
             "config": values,
             "class_counts": parts.class_counts.tolist(),
             "classes": parts.classes,
+            "classifier": parts.classifier,
             "origins": parts.origins,
             "steps_per_epoch": parts.steps_per_epoch,
             "code": code_version(),
@@ -351,9 +352,3 @@ def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainC
     config = set_options(config, overrides)
     check_config(config)
     return config
-
-
-def run_folder(path: Path) -> Path:
-    """The directory of the run that a path names: the run directory, or its checkpoints folder."""
-    inside = path.resolve().name == CHECKPOINTS_FOLDER and checkpoints_folder(path) == path
-    return path.resolve().parent if inside else path

@@ -88,8 +88,13 @@ def parse_comparison(
     pairs_over: str = "",
     choose: str = "",
 ) -> Comparison:
-    """How the runs on some axes are compared: `OPTION=VALUE` of an axis, and names of others."""
-    pairs_over, choose = (name.replace("-", "_") for name in (pairs_over, choose))
+    """How the runs on some axes are compared: `OPTION=VALUE` of an axis, and names of others.
+
+    An axis has the names of its options, too.
+    """
+    named = {name: axis.name for axis in axes for name in (axis.name, *axis.settings[0])}
+    typed = (name.replace("-", "_") for name in (pairs_over, choose))
+    pairs_over, choose = (named.get(name, name) for name in typed)
     left = [axis for axis in axes if axis.name not in (pairs_over, choose)]
     if not left or len(axes) - len(left) != bool(pairs_over) + bool(choose):
         raise ConfigError(

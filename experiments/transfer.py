@@ -10,29 +10,26 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import DataConfig, Folders, TrainConfig, check_config
+from experiments.config import DataConfig, Folders, check_config
 from experiments.contracts import Metric
 from experiments.data.builders import (
     builder_class,
     image_shape,
     pinned,
-    plain_name,
-    share_images,
     short_name,
 )
-from experiments.errors import ConfigError, ExperimentError
+from experiments.errors import ConfigError
 from experiments.evaluation.linear import Labelled, evaluate_linear
-from experiments.protocols import build_protocol, classification, config_from_dict
-from experiments.protocols.classification import SPLITS, ClassificationData, ClassSplit
-from experiments.protocols.few_shot_data import test_split
+from experiments.protocols import build_protocol, classification
+from experiments.protocols.classification import SPLITS, ClassificationData
 from experiments.reporting.grid import Axis, Comparison, Run
 from experiments.reporting.grid_report import write_grid
 from experiments.reporting.markdown import format_value, table
 from experiments.reporting.run import code_version, describe_run, origin_lines, read_report
 from experiments.reporting.style import INK, MEDIUM, new_figure, series_mark, style_axes
-from experiments.runs import RestoredRun, config_of_run, load_run, run_folder
-from experiments.storage import storage_path, write_atomically, write_json, write_picture
-from experiments.training.run_directory import read_config
+from experiments.runs import RestoredRun, config_of_run, load_run
+from experiments.storage import write_atomically, write_json, write_picture
+from experiments.trained_on import seen_in_training
 from experiments.training.step import build_features
 
 _METRICS = {
@@ -150,33 +147,6 @@ def evaluate_runs_linear(
         notes=[f"Backbones were trained on {seen}: this is not a transfer." for seen in trained_on],
         comparison=Comparison(("loss", baseline) if baseline else None),
     )
-
-
-def seen_in_training(config: TrainConfig, data: str, split: ClassSplit = "all") -> str:
-    """What the backbone was trained on if test images may be among it, as a phrase; else empty.
-
-    Protocols that hold images out leave out the same ones as the test split here, whatever the
-    image size; protocols that hold classes out train on all images of the others. Two sets that
-    share images count as seen. So do the images of the run whose weights this one started from, as
-    far as that run still exists; what a file of weights has seen is unknown.
-    """
-    trained_on = config.data.name
-    if plain_name(trained_on) == plain_name(data):
-        all_are_base = vars(config.data).get("novel") or split in ("all", "base")
-        # Where classes are chosen, test images are not for training.
-        of_classes = "base" in build_protocol(config).splits and not test_split(trained_on)
-        if all_are_base and of_classes:
-            return f"base classes of {trained_on}, which include test images"
-    elif share_images(trained_on, data):
-        return f"{trained_on}, which shares images with {data}"
-    if not config.model.weights or not storage_path(config.model.weights).is_dir():
-        return ""
-    started_from = run_folder(storage_path(config.model.weights))
-    try:
-        before = config_from_dict(read_config(started_from))
-    except ExperimentError:
-        return ""
-    return seen_in_training(before, data, split)
 
 
 def _preparation(trained_with: DataConfig, data: str, seen: tuple[int, int, int]) -> DataConfig:

@@ -55,9 +55,9 @@ class RecordImages:
             records = self._source.__getitems__(flat[start : start + chunk])
             for row, record in enumerate(records, start):
                 with Image.open(io.BytesIO(record["image"])) as image:
-                    pixels = np.asarray(image)
+                    pixels = np.asarray(image).reshape(image.height, image.width, -1)
                 if sizes is None:
-                    images[row] = pixels.reshape(self.shape[1:])
+                    images[row] = pixels
                     continue
                 sizes[row] = height, width = pixels.shape[:2]
                 if height > width:

@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.config import DataConfig, Folders, Pixels, Ratio, Seed, Share
 from experiments.contracts import Metric, Objective, Outputs, Part, Problem, Protocol, measured
-from experiments.data.builders import is_multi_label, split_names
+from experiments.data.builders import is_multi_label, is_own, split_names
 from experiments.data.pipeline import load_labels, load_split, stored_counts
 from experiments.data.selection import Selection, labels_of, select
 from experiments.errors import ConfigError
@@ -53,7 +53,8 @@ class ClassificationData(DataConfig):
     tail_from: Literal["largest", "mean"] = "largest"
     """Size of a long tail's largest class: that of the largest stored one, or the mean size."""
     holdout: Share = 0.0
-    """Fraction of each class's training images that is held out for validation."""
+    """Fraction of each class's training images that is held out for validation. Of a folder with
+    validation images of its own, these validate, whatever the fraction."""
 
 
 def build(
@@ -143,6 +144,9 @@ def parts(data: ClassificationData, folders: Folders) -> dict[str, Part]:
     """The selected images for training, test and, if any are held out, validation."""
     name, split, splits = data.name, data.class_split, split_names(data.name)
     joined, test = stored_splits(name)
+    validates = is_own(name) and joined == "train+validation" and test is not None
+    if validates:
+        joined = "train"
     if split != "all" and (split not in splits or "novel" not in splits):
         raise ConfigError(
             f"{name} does not hold {split} classes out: it has the splits {', '.join(splits)}; "
@@ -166,13 +170,17 @@ def parts(data: ClassificationData, folders: Folders) -> dict[str, Part]:
         samples_per_class=data.samples_per_class,
         imbalance=data.imbalance,
         tail_from=data.tail_from,
-        holdout=data.holdout,
+        holdout=0.0 if validates else data.holdout,
         subset_seed=data.subset_seed,
         names=load_labels(name, joined, **vars(folders))[1],
     )
     indexed = dict.fromkeys(chosen.rows, (labels, joined))  # What the rows of a part index.
     if test is not None and test_labels is not None:
         indexed["test"] = test_labels, test
+    if validates:
+        own_labels = labels_of(stored["validation"])
+        chosen.rows["validation"] = np.flatnonzero(np.isin(own_labels, chosen.classes))
+        indexed["validation"] = own_labels, "validation"
     return {
         part: selected(chosen, part, own_labels, name, place, folders)
         for part, (own_labels, place) in indexed.items()

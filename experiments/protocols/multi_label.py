@@ -14,7 +14,7 @@ from jax import Array, lax
 import jaxloss
 from experiments.config import DataConfig, Folders, NamedLoss, Positive, Share, TrainConfig, Weight
 from experiments.contracts import Metric, Objective, Outputs, Part, Problem, Protocol, measured
-from experiments.data.builders import is_multi_label, split_names
+from experiments.data.builders import is_multi_label, is_own, split_names
 from experiments.data.pipeline import load_labels, load_split
 from experiments.data.selection import TEST_SHARE
 from experiments.errors import ConfigError
@@ -94,7 +94,8 @@ class MultiLabelData(DataConfig):
     train_on: Literal["train", "train+validation"] = "train"
     """Stored splits to train on; without images for validation, the last checkpoint is the best."""
     holdout: Share = 0.0
-    """Fraction of the training images that is held out for validation."""
+    """Fraction of the training images that is held out for validation. Of a folder with validation
+    images of its own, these validate, whatever the fraction."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,11 @@ def parts(data: MultiLabelData, folders: Folders) -> dict[str, Part]:
         )
     has_test = "test" in split_names(data.name)  # Else it is a folder without splits.
     stored = {"train": data.train_on} | ({"test": "test"} if has_test else {})
+    holdout = data.holdout
     if has_validation and data.train_on == "train":
-        if data.holdout:
+        if is_own(data.name):
+            holdout = 0.0
+        elif holdout:
             raise ConfigError(
                 f"data.holdout = {data.holdout}, but {data.name} has validation images of its own; "
                 "set it to 0, or set data.train_on = train+validation"
@@ -165,7 +169,7 @@ def parts(data: MultiLabelData, folders: Folders) -> dict[str, Part]:
     targets = {part: load_labels(data.name, part, **vars(folders))[0] for part in stored.values()}
     rows = {split: np.arange(len(targets[part])) for split, part in stored.items()}
     # Random fractions of the images, the same in every run.
-    for split, share in {"test": 0 if has_test else TEST_SHARE, "validation": data.holdout}.items():
+    for split, share in {"test": 0 if has_test else TEST_SHARE, "validation": holdout}.items():
         if not share:
             continue
         size = len(rows["train"])

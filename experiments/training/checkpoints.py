@@ -74,6 +74,12 @@ def checkpoints_folder(path: Path) -> Path:
     return inside if inside.is_dir() else path
 
 
+def run_folder(path: Path) -> Path:
+    """The directory of the run that a path names: the run directory, or its checkpoints folder."""
+    inside = path.resolve().name == CHECKPOINTS_FOLDER and checkpoints_folder(path) == path
+    return path.resolve().parent if inside else path
+
+
 def _no_checkpoint(path: Path) -> str:
     """What there is in place of checkpoints, and what to do."""
     if not path.is_dir():
@@ -405,9 +411,12 @@ class Checkpoints(managers.PreservationPolicy):
 
     def should_preserve(self, checkpoints: Any, *, context: Any) -> Sequence[bool]:
         """For Orbax: the newest ones and the best, by the validations in their headers."""
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        best = max(steps, key=lambda step: (self._rank(step), step))
-        return [step == best or step in sorted(steps)[-_NEWEST:] for step in steps]
+        ranks = {checkpoint.step: self._rank(checkpoint.step) for checkpoint in checkpoints}
+        # One with a damaged header may be the best; it does not take the place of an intact one.
+        intact = [step for step, rank in ranks.items() if rank < math.inf]
+        best = max(intact, key=lambda step: (ranks[step], step), default=None)
+        newest = sorted(ranks)[-_NEWEST:]
+        return [step == best or step in newest or step not in intact for step in ranks]
 
     def _empty_trash(self) -> None:
         if self._trash is not None and is_first():

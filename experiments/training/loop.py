@@ -48,7 +48,9 @@ class Parts(NamedTuple):
     class_counts: np.ndarray
     """int64 [C], training images of every class."""
     classes: str
-    """A hash of the classes that the classifier is trained on; empty: none is trained."""
+    """A hash of the names of the training classes."""
+    classifier: bool
+    """Whether a classifier of them is trained."""
     origins: list[str]
     """Sentences on the runs or the file that the initial weights are from."""
 

@@ -66,7 +66,7 @@ class WeightsError(ExperimentError):
 def load_weights(
     path: Path,
     state: TrainState,
-    own: Collection[str] = (),
+    own: Collection[str] | None = (),
     classes: str = "",
     data: str = "",
     num_classes: int = 0,
@@ -76,10 +76,10 @@ def load_weights(
     A path is a file `*.safetensors`, a run directory, or its folder of checkpoints, whose best one
     is used (the latest where there was no validation). Of a run with the same `classes`, of data
     that shares images with `data`, the classifier and the entries `own` of the objective state are
-    taken, too, if their names, types and shapes are the same. A `WeightsError` names entries of the
-    backbone that are missing, unexpected, or of another shape. `num_classes` is that of
-    `Checkpoints`. Second, this returns and logs a line that says what was taken, after those of the
-    runs that the weights come from.
+    taken, too, if their names, types and shapes are the same; `own` is None if no classifier is
+    trained. A `WeightsError` names entries of the backbone that are missing, unexpected, or of
+    another shape. `num_classes` is that of `Checkpoints`. Second, this returns and logs a line that
+    says what was taken, after those of the runs that the weights come from.
     """
     backbone = {"backbone": state.params["backbone"]}
     bare = state._replace(step=None, params=backbone, opt_state=None, objective_state={})
@@ -89,18 +89,19 @@ def load_weights(
         params, statistics = _from_file(path, backbone["backbone"], state.statistics)
         params = state.params | {"backbone": params}
         return state._replace(params=params, statistics=statistics), [f"Weights: {path}."]
-    kept = {name: state.objective_state[name] for name in own}
+    kept = {name: state.objective_state[name] for name in own or ()}
     whole = bare._replace(params=state.params, objective_state=kept)
     parts = ("params/backbone", "statistics")
-    further = ("params/classifier", *(f"objective_state/{name}" for name in own))
+    further = ("params/classifier", *(f"objective_state/{name}" for name in own or ()))
 
     def read(step: int) -> tuple[TrainState, list[str]]:
         meta = checkpoints.meta(step)
         before, theirs = meta.get("origins", []), meta.get("classes", "")
-        if not (classes and theirs and share_images(meta["config"]["data"]["name"], data)):
-            reason = "the two runs do not both train a classifier of the same classes"
-        elif theirs != classes:
+        shared = bool(theirs) and share_images(meta["config"]["data"]["name"], data)
+        if shared and theirs != classes:
             reason = "it has other classes of these images: held-out ones may be among them"
+        elif not (shared and meta.get("classifier", True) and own is not None):
+            reason = "the two runs do not both train a classifier of the same classes"
         else:
             try:
                 found = checkpoints.restore(whole, step, parts=parts + further).state

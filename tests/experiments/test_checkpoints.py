@@ -235,6 +235,15 @@ def test_intact_checkpoints_take_the_place_of_damaged_ones(tmp_path, part, caplo
         assert (tmp_path / name).is_dir()
 
 
+def test_a_damaged_header_does_not_take_the_place_of_the_best(tmp_path):
+    fill(tmp_path, {1: 0.9, 2: 0.1, 3: 0.2})
+    damage(tmp_path / "1" / "header" / "metadata", "torn")
+    fill(tmp_path, {4: 0.8, 5: 0.3, 6: 0.4})
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.steps() == [1, 4, 5, 6]
+        assert best_step(checkpoints) == 4
+
+
 def test_a_checkpoint_that_another_process_removes_is_no_damage(tmp_path, caplog):
     fill(tmp_path, {1: 0.1, 2: 0.2})
     with Checkpoints(tmp_path, read_only=True) as checkpoints:

@@ -19,7 +19,7 @@ from experiments.protocols import build_protocol, few_shot_data
 from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.few_shot_data import FewShotData, MarginData
 from experiments.runs import complete_run
-from experiments.transfer import seen_in_training
+from experiments.trained_on import seen_in_training
 from tests.experiments.fake_image_sets import idx
 from tests.experiments.tiny_runs import light_backbones
 

@@ -20,7 +20,7 @@ from experiments.data.pipeline import load_labels, load_split
 from experiments.errors import ExperimentError
 from experiments.presets import PRESETS
 from experiments.protocols import build_protocol
-from experiments.transfer import seen_in_training
+from experiments.trained_on import seen_in_training
 from tests.experiments.fake_archives import write_image
 
 COUNTS = {"ant": 4, "bee": 6, "cat": 5, "dog": 5}
@@ -143,6 +143,42 @@ def test_classification_tests_on_a_split_larger_than_that_for_training(dirs, tmp
     assert counts["test"].tolist() == [20, 21]
     test = protocol.load(Folders(**dirs), "test")
     assert np.bincount(test.labels).tolist() == [20, 21]
+
+
+@pytest.mark.parametrize("preset", ["folder", "folder-labels"])
+def test_validation_images_of_ones_own_validate(dirs, tmp_path, preset):
+    folder, sizes = tmp_path / "pets", {"train": 7, "validation": 4, "test": 5}
+    for part, size in sizes.items():
+        put(folder / part, {"ant": size, "bee": size})
+    if preset == "folder-labels":
+        files = sorted(str(file.relative_to(folder)) for file in folder.glob("*/*/*"))
+        rows = (f"{file},{file.split('/')[1]}|pet,{file.split('/')[0]}" for file in files)
+        (folder / "labels.csv").write_text("\n".join(["file,labels,split", *rows]))
+    config = config_of(preset, name_of(folder))
+    assert vars(config.data)["holdout"]
+    protocol, folders = build_protocol(config), Folders(**dirs)
+    counts = protocol.counts_by_split(folders)
+    assert {split: of[0] for split, of in counts.items()} == sizes
+    for split in sizes:
+        stored = load_split(config.data.name, split, **dirs)
+        mine = protocol.load(folders, split)
+        np.testing.assert_array_equal(mine.images.pixels[:], stored.images.pixels[:])
+        np.testing.assert_array_equal(mine.labels, stored.labels)
+
+
+def test_a_folder_of_grey_images(dirs, tmp_path):
+    folder = tmp_path / "pets"
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 30, 20), np.uint8)
+    for number, image in enumerate(pixels):
+        place = folder / ("ant" if number < 4 else "bee")
+        place.mkdir(parents=True, exist_ok=True)
+        # The last ones lie on their side, and are stored so.
+        Image.fromarray(image if number % 4 < 3 else image.T).save(place / f"{number}.png")
+    loaded = load_split(name_of(folder), "train", **dirs)
+    assert loaded.images.pixels.shape[-1] == 1
+    assert loaded.images.sizes.tolist() == ([[30, 20]] * 3 + [[20, 30]]) * 2
+    found = sorted(image[..., 0][:20, :30].tobytes() for image in loaded.images.pixels[:])
+    assert found == sorted(image.T.tobytes() for image in pixels)
 
 
 def test_a_folder_without_validation_classes_says_so_whatever_its_name(dirs, tmp_path):

@@ -16,8 +16,10 @@ from experiments.assembly import assemble, plan_run
 from experiments.config import ModelConfig, SamplingConfig
 from experiments.errors import ConfigError
 from experiments.protocols import config_to_dict
+from experiments.protocols.classification import ClassificationData
 from experiments.protocols.few_shot import IntegrationEvaluation
 from experiments.protocols.few_shot_data import FewShotData
+from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 from experiments.protocols.hyperspherical import HypersphericalConfig, HypersphericalLoss
 from experiments.protocols.instance import InstanceConfig
 from experiments.protocols.integration import IntegratedLoss
@@ -29,6 +31,7 @@ from experiments.training.checkpoints import (
     Checkpoints,
     DamagedCheckpointError,
 )
+from experiments.training.run_directory import claim_run_directory
 from tests.experiments.tiny_runs import TINY, flip_bits, saved_steps
 from tests.tolerances import FLOAT32
 
@@ -58,10 +61,12 @@ def test_a_run_that_cannot_end_well_leaves_no_directory(tmp_path, folders, chang
 def begin(directory, config, folders, **how):
     """The first state of a run, which its directory has as a checkpoint."""
     parts = assemble(plan_run(config), folders, **how)
+    if not directory.exists() or not any(directory.iterdir()):
+        claim_run_directory(directory, config_to_dict(config))
     number = len(parts.class_counts)
     with Checkpoints(directory / "checkpoints", num_classes=number) as checkpoints:
         meta = {"config": config_to_dict(config), "classes": parts.classes}
-        meta |= {"origins": parts.origins}
+        meta |= {"origins": parts.origins, "classifier": parts.classifier}
         checkpoints.save(1, parts.initial, meta=meta)
     return parts.initial
 
@@ -80,6 +85,7 @@ def from_run(directory, config, folders, **how):
 
 SCE = dataclasses.replace(TINY, loss=IntegratedLoss(name="sce"))
 HYPERSPHERICAL = HypersphericalConfig(model=ModelConfig(widths=(4, 4, 4, 32), dim=8))
+NCA = dataclasses.replace(SCE, loss=IntegratedLoss(name="nca"))
 BOTH = "Weights: backbone and classifier of RUN, which has the same classes."
 NEW = "Weights: backbone of RUN, without its classifier: "
 OTHERS = f"{NEW}it has other classes of these images: held-out ones may be among them."
@@ -93,7 +99,8 @@ UNLIKE = f"{NEW}the two runs do not both train a classifier of the same classes.
         (SCE, {"data": FewShotData(pad=0)}, BOTH),
         (SCE, {"data": FewShotData(base_classes=50)}, OTHERS),
         (SCE, {"loss": IntegratedLoss(name="nca")}, UNLIKE),
-        (dataclasses.replace(SCE, loss=IntegratedLoss(name="nca")), {"loss": SCE.loss}, UNLIKE),
+        (NCA, {"loss": SCE.loss}, UNLIKE),
+        (NCA, {"data": FewShotData(base_classes=50)}, OTHERS),
         (
             NegativeMarginConfig(model=TINY.model, sampling=TINY.sampling),
             SCE,
@@ -112,6 +119,27 @@ def test_a_run_goes_on_with_the_classifier_where_it_fits(
     expected = start.params["classifier"] if line == BOTH else new.params["classifier"]
     chex.assert_trees_all_equal(state.params["classifier"], expected)
     assert caplog.messages[-1] == line.replace("RUN", str(tmp_path))
+
+
+def test_a_run_says_that_its_weights_have_seen_test_images(tmp_path, folders, caplog):
+    """A few-shot run trains on all images of the base classes, a classification on some of them."""
+    few, some, more = (tmp_path / name for name in ("few", "some", "more"))
+    begin(few, SCE, folders)
+    data = ClassificationData(class_split="base")
+    config = GroupSoftmaxConfig(data=data, loss=GroupLoss(name="softmax"), model=TINY.model)
+    begin(some, dataclasses.replace(config, model=of_weights(config, few)), folders)
+    begin(more, dataclasses.replace(config, model=of_weights(config, some)), folders)
+    line = (
+        "Weights: trained on base classes of icons, which include test images; accuracy on test "
+        "images may be too high."
+    )
+    assert caplog.messages.count(line) == 2
+    for run, count in ((some, 1), (more, 1)):
+        with Checkpoints(run / "checkpoints", read_only=True, num_classes=100) as checkpoints:
+            assert checkpoints.meta(1)["origins"].count(line) == count
+    novel, weights = ClassificationData(class_split="novel"), of_weights(config, few)
+    novel = dataclasses.replace(config, data=novel, model=weights)
+    assert line not in assemble(plan_run(novel), folders).origins
 
 
 def test_a_run_names_all_runs_that_its_weights_come_from(tmp_path, folders):

@@ -19,6 +19,7 @@ from experiments.config import TrainConfig
 from experiments.errors import ConfigError
 from experiments.protocols import config_to_dict, few_shot, integration
 from experiments.protocols.group_softmax import GroupSoftmaxConfig
+from experiments.reporting.grid import Axis
 from experiments.storage import write_json
 from experiments.sweeps import make_cells, parse_axis, parse_comparison
 from tests.experiments import test_grid_report as fakes
@@ -114,6 +115,10 @@ def test_a_comparison_is_parsed():
     found = parse_comparison(axes, CONFIG, baseline="data.classes=0", pairs_over="loss.name")
     assert found == (("data.classes", "all"), "loss.name", "")
     assert parse_comparison(axes, CONFIG) == (None, "", "")
+    labels = ("random", "8x4")
+    batches = Axis("training batches", labels, tuple({"sampling.strategy": s} for s in labels))
+    for choose in ("sampling.strategy", "training batches"):
+        assert parse_comparison([*axes, batches], CONFIG, choose=choose).choose == batches.name
     pairs = axes_of("loss.name/optimizer.weight_decay=softmax/0,softmax/0.1,loose/0")
     baseline = "loss.name/optimizer.weight-decay=softmax/0"
     found = parse_comparison(pairs, CONFIG, baseline=baseline)

@@ -30,8 +30,9 @@ from experiments.protocols.few_shot import FewShotConfig
 from experiments.protocols.integration import IntegratedLoss
 from experiments.reporting.run import code_version
 from experiments.runs import load_run
+from experiments.trained_on import seen_in_training
 from experiments.training.step import build_features
-from experiments.transfer import evaluate_run_linear, linear_report, seen_in_training
+from experiments.transfer import evaluate_run_linear, linear_report
 from tests.experiments.test_grid_report import squeezed
 from tests.experiments.tiny_runs import TINY
 

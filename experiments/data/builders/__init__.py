@@ -176,7 +176,7 @@ def builder_class(name: str) -> type[ImageBuilder]:
       ConfigError: The data set does not exist. The message lists the available ones.
       DamagedArchiveError: A file in a folder of one's own is unreadable.
     """
-    if not _is_own(name):
+    if not is_own(name):
         return _known_builder(name)
     size = folder.parse(name).size
     _check_size(name, size or str(_SIZES[0]))
@@ -227,7 +227,8 @@ def _check_size(name: str, size: str) -> None:
         )
 
 
-def _is_own(name: str) -> bool:
+def is_own(name: str) -> bool:
+    """Whether a data set is a folder of one's own."""
     return name.startswith(folder.PREFIX)
 
 
@@ -236,17 +237,17 @@ def pinned(name: str) -> str:
 
     That of a folder of one's own has its absolute path and a hash of its content.
     """
-    return folder.pinned(name) if _is_own(name) else name
+    return folder.pinned(name) if is_own(name) else name
 
 
 def short_name(name: str) -> str:
     """The name of a data set in titles and names of files."""
-    return folder.short_name(name) if _is_own(name) else name
+    return folder.short_name(name) if is_own(name) else name
 
 
 def plain_name(name: str) -> str:
     """The name of a data set at any size; of a folder of one's own, that of its content."""
-    if not _is_own(name):
+    if not is_own(name):
         return name.partition("@")[0]
     return f"{folder.PREFIX}{folder.parse(folder.pinned(name)).content}"
 
@@ -293,7 +294,7 @@ def share_images(name: str, other: str) -> bool:
     Returns:
       True if they are the same data set, or were made from the same images.
     """
-    if _is_own(name) and _is_own(other):
+    if is_own(name) and is_own(other):
         return folder.overlap(name, other)
     both = {plain_name(name), plain_name(other)}
     return len(both) == 1 or any(both <= names for names in _SHARE_IMAGES)
