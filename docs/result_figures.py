@@ -88,6 +88,11 @@ FIGURES = {
         "Pre-training with a margin m, 25 base classes of the icons: differences to m = 0",
         names=2,
     ),
+    "margin-radicals": Picture(
+        "Margins from radicals to icons: eight pairs",
+        "-shot",
+        "Pre-training with a margin m, from kanji radicals to icons: differences to m = 0",
+    ),
     "fine-tuning-margin": Picture(
         "Margin of the fine-tuning",
         "− (m = 0)",
