@@ -37,7 +37,7 @@ Pairwise losses compare each sample, the anchor, with references:
     nothing else, not with its batch. No reference can be left out for a single anchor, so do not
     pass the anchors themselves. For the batch and a queue, add two losses. Gradients reach
     references, but no queue. By default they are the other samples of the batch. With `axis_name`,
-    they are split over the devices like the batch, or the same on every device.
+    they are split over the devices like the batch; a `Queue` is the same on every device.
   reference_labels: integers `[m]`, or targets `[m, C]` beside targets `[n, C]`. A negative label
     means "ignore this reference", as in the part of a queue that is not filled yet.
   reference_where: bool `[m]`. False marks padding.

@@ -73,18 +73,17 @@ def discriminability(
     sums = jax.ops.segment_sum(units, group, num_rows)
     means = sums / jnp.maximum(sizes, 1)[:, None]
     center = jnp.sum(units, axis=0) / jnp.maximum(number, 1)
+    own_mean, own_size = means[group], sizes[group]
+    others = weight * (number - own_size)
 
-    def scatter(centers: Float[Array, "k d"], pairs: Float[Array, " *shape"]) -> Float[Array, ""]:
-        return jnp.sum(weight * pairs * jnp.sum((units - centers) ** 2, axis=1))
-
-    # Over ordered pairs, ½ Σ_ij ‖z_i − z_j‖² = n Σ_i ‖z_i − mean‖².
-    within = scatter(means[group], sizes[group])
-    total = scatter(center[None, :], number)
-    same_pairs = jnp.sum(sizes * (sizes - 1))
-    other_pairs = number**2 - jnp.sum(sizes**2)
+    # Over ordered pairs, ½ Σ_ij ‖z_i − z_j‖² = n Σ_i ‖z_i − mean‖². Of pairs of two classes, it is
+    # the difference of two such sums, which cancels where a class has nearly all rows: not so here.
+    spread = jnp.sum((units - own_mean) ** 2, axis=1)
+    within = jnp.sum(weight * own_size * spread)
+    between = jnp.sum(others * spread)
+    between += number * jnp.sum(weight * jnp.sum((own_mean - center) ** 2, axis=1))
+    same_pairs, other_pairs = jnp.sum(sizes * (sizes - 1)), jnp.sum(others)
     intra = within / jnp.maximum(same_pairs, 1)
-    inter = jnp.where(
-        other_pairs > 0, jnp.maximum(total - within, 0) / jnp.maximum(other_pairs, 1), 0
-    )
+    inter = between / jnp.maximum(other_pairs, 1)
     ratio = jnp.where(same_pairs > 0, inter / jnp.maximum(intra, jnp.finfo(intra.dtype).eps), 0)
     return Discriminability(*(mean_over(value, axis_name) for value in (intra, inter, ratio)))

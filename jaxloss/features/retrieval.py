@@ -101,7 +101,9 @@ def retrieval_metrics(
     checks.choice("distance", distance, tuple(_SIMILARITIES))
     checks.block_size(block_size)
     features, labels, valid = checked_rows("features", features, labels, where)
-    given = reference_rows(references, reference_labels, reference_where, features)
+    given = reference_rows(
+        references, reference_labels, reference_where, features, axis_name=axis_name
+    )
     anchors, compared = anchors_and_references(
         features, labels, valid, given, axis_name, normalize=distance == "cosine", load=True
     )

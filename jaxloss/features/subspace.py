@@ -30,9 +30,9 @@ def project_classifier(
        \quad W = U \operatorname{diag}(σ) V^\top
 
     It takes Cholesky factorisations of the smaller Gram matrix, and no d×d matrix if d > C. √ε is
-    at least the rank tolerance, 2·max(d, C)·eps times the longest column of W. If W is nearly
-    rank-deficient, ε may be increased to the rounding error of the Gram matrix, about 1e-7·‖WᵀW‖
-    in float32.
+    at least the rank tolerance, 2·max(d, C)·eps times the longest column of W (of C > d classes,
+    the longest row). If W is nearly rank-deficient, ε may be increased to the rounding error of the
+    Gram matrix, about 1e-7·‖WᵀW‖ in float32.
 
     The weights get a gradient through the projection, as the formula has it. It is bounded for
     every W: the derivative of σ² / (σ² + ε) is less than 1/√ε. For a constant projection, pass

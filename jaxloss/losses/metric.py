@@ -18,7 +18,7 @@ from jaxloss.pairs.comparison import Comparison, compare
 from jaxloss.pairs.metrics import Watched, contrastive_metrics, watched
 from jaxloss.pairs.queue import Queue
 from jaxloss.pairs.rows import Similarity
-from jaxloss.pairs.statistics import LOGSUMEXP, MAX, ByClass, Statistic, over_temperature
+from jaxloss.pairs.statistics import LOGSUMEXP, PEAK, ByClass, Statistic, over_temperature
 
 
 @divided
@@ -204,9 +204,10 @@ def _multi_similarity_logit(
 
 def _mining_limits(pairs: Comparison, margin: Number) -> ByClass:
     """Returns the similarities below which positives and above which negatives are hard."""
-    (hardest,) = pairs.statistics((), Statistic(MAX, _hardness, is_smooth=True))
-    margin = jnp.asarray(margin, pairs.dtype)
-    return lax.stop_gradient(ByClass(hardest.negative + margin, -hardest.positive - margin))
+    hardness = Statistic(PEAK, _hardness, is_smooth=True, has_gradient=False)
+    (hardest,) = pairs.statistics((), hardness)
+    margin = lax.stop_gradient(jnp.asarray(margin, pairs.dtype))
+    return ByClass(hardest.negative + margin, -hardest.positive - margin)
 
 
 def _hardness(

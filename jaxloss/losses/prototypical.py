@@ -112,7 +112,9 @@ def prototypical_loss(
         if count is not None:
             checks.positive_count(name, count)
     features, labels, valid = labelled_rows(features, labels, where)
-    support = reference_rows(references, reference_labels, reference_where, features)
+    support = reference_rows(
+        references, reference_labels, reference_where, features, axis_name=axis_name
+    )
     own, own_size, rivals = _class_logits(
         features, labels, valid, support, temperature, num_classes, block_size, axis_name
     )

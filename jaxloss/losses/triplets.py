@@ -100,7 +100,9 @@ def triplet_loss(
     checks.choice("mining", mining, ("hard", *_MININGS))
     checks.block_size(block_size)
     features, labels, valid = checked_rows("features", features, labels, where)
-    given = reference_rows(references, reference_labels, reference_where, features)
+    given = reference_rows(
+        references, reference_labels, reference_where, features, axis_name=axis_name
+    )
     anchors, compared = anchors_and_references(
         features, labels, valid, given, axis_name, normalize=normalize, load=True
     )

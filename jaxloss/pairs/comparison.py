@@ -141,7 +141,9 @@ def compare(
       2.0510
     """
     features, labels, valid = checked_rows_of_any_labels(features, labels, where)
-    others = reference_rows(references, reference_labels, reference_where, features, labels)
+    others = reference_rows(
+        references, reference_labels, reference_where, features, labels, axis_name=axis_name
+    )
     _check_how(similarity, block_size)
     dtype = wide_dtype(features, features if others is None else others[0])
     given, compared = (features, labels, valid, others, axis_name), similarity

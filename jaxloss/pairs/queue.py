@@ -10,7 +10,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss.core import checks
-from jaxloss.core.batch import AxisName, gather_copies, labelled_rows, valid_rows
+from jaxloss.core.batch import (
+    AxisName,
+    axis_size,
+    first_position,
+    gather_copies,
+    labelled_rows,
+    valid_rows,
+)
 from jaxloss.core.sharding import divided
 
 
@@ -24,9 +31,10 @@ class Queue(NamedTuple):
         queue = jaxloss.push(queue, features, labels)
     """
 
-    features: Float[Array, "m d"]
+    # Not m: devices do not get parts of it, as of references, but take their own.
+    features: Float[Array, "size d"]
     """The rows. They have no gradient."""
-    labels: Integer[Array, " m"]
+    labels: Integer[Array, " size"]
     """The class indices of the rows; −1, which losses ignore, in empty places."""
     position: Int32[Array, ""]
     """The place of the next row, from 0 to m − 1."""
@@ -148,6 +156,8 @@ def reference_rows(
     reference_where: Any,
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"] | Integer[Array, "n C"] | None = None,
+    *,
+    axis_name: AxisName | None,
 ) -> (
     tuple[Float[Array, "m d"], Integer[Array, " m"] | Integer[Array, "m C"], Bool[Array, " m"]]
     | None
@@ -157,17 +167,26 @@ def reference_rows(
     Args:
       references, reference_labels, reference_where, features: Not checked yet, but for the last.
       labels: The checked labels of the features, if they can be multi-hot targets.
+      axis_name: That of the loss.
 
     Returns:
       The rows as they are, the labels, and the mask of the valid references. None if there are no
-      references, so that the batch is its own reference.
+      references, so that the batch is its own reference. With `axis_name` they are those of this
+      device; of a `Queue`, which is the same on every device, it is a share.
     """
     if isinstance(references, Queue):
         if reference_labels is not None:
             raise ValueError(
                 "`reference_labels` must be None where `references` is a Queue, which has its own"
             )
+        if labels is not None and labels.ndim == 2:
+            raise ValueError(
+                "`references` is a Queue, which holds class indices, and `labels` are targets "
+                f"{labels.shape}; pass arrays as `references` and `reference_labels`"
+            )
         queue = _checked(references)
+        if axis_name is not None:
+            queue, reference_where = _own_share(queue, reference_where, axis_name)
         references, reference_labels = lax.stop_gradient(queue.features), queue.labels
     if references is None or reference_labels is None:
         given = (references, reference_labels, reference_where)
@@ -198,6 +217,24 @@ def reference_rows(
         )
     where = checks.row_mask(reference_where, "references", rows, name="reference_where", shape="m")
     return rows, own, valid_rows(own, where)
+
+
+def _own_share(queue: Queue, where: Any, axis_name: AxisName) -> tuple[Queue, Any]:
+    """Returns the rows that this device contributes, of as many on each, and their mask."""
+    number, devices = queue.labels.shape[0], axis_size(axis_name)
+    share = -(-number // devices)
+    first, missing = first_position(share, axis_name), share * devices - number
+
+    def own(rows: Array, filling: Any) -> Array:
+        padding = ((0, missing),) + ((0, 0),) * (rows.ndim - 1)
+        rows = jnp.pad(rows, padding, constant_values=filling)
+        return lax.dynamic_slice_in_dim(rows, first, share)
+
+    # On a mesh of Explicit axes, a mask is in shares already.
+    if where is not None and checks.as_array("reference_where", where).shape == (number,):
+        where = own(jnp.asarray(where), False)
+    features, labels = own(queue.features, 0), own(queue.labels, -1)
+    return queue._replace(features=features, labels=labels), where
 
 
 def _checked(queue: Queue) -> Queue:

@@ -129,6 +129,21 @@ def _places(positions: Int32[Array, " a"]) -> Int32[Array, " a"]:
 def _reduce_max(
     values: Array, masks: tuple[Array, ...], axis: int, positions: Array
 ) -> tuple[Part, ...]:
+    values, places = finite_from_below(values), _places(positions)
+
+    def reduce(mask: Array) -> Part:
+        used = jnp.where(mask, values, -jnp.inf)
+        peak = jnp.max(used, axis)
+        # XLA may compute values twice, and round them otherwise: none may then equal the peak.
+        place = places[jnp.argmax(used, axis)]
+        return Part(peak, jnp.where(peak == -jnp.inf, _NOWHERE, place))
+
+    return tuple(map(reduce, masks))
+
+
+def _reduce_max_of_exact(
+    values: Array, masks: tuple[Array, ...], axis: int, positions: Array
+) -> tuple[Part, ...]:
     values = finite_from_below(values)
     positions = jnp.expand_dims(_places(positions), 1 - axis)
 
@@ -194,8 +209,11 @@ MAX = PairReduction(
 
 Of equal values, the first has the gradient. Which are equal after rounding may depend on the tiles.
 """
-LARGEST = MAX._replace(result=lambda part: part)
-"""`MAX` with its position as the total, without a gradient."""
+LARGEST = MAX._replace(reduce=_reduce_max_of_exact, result=lambda part: part)
+"""`MAX` with its position as the total, without a gradient, of similarities or their negatives.
+
+These are never rounded; XLA for CPUs finds them three times as fast as the place of a maximum.
+"""
 PEAK = MAX._replace(
     reduce=_reduce_peak,
     merge=lambda a, b: Part(jnp.maximum(a.peak, b.peak), a.total),

@@ -264,6 +264,7 @@ def _values(
     plan: Plan, k: int, tile: Tile, axis: int, function: Callable[..., Array] | None = None
 ) -> Callable[..., Array]:
     """Returns the values of statistic k as a function of `(similarities, params, given, bias)`."""
+    is_value = function is None
     function = plan.statistics[k].value if function is None else function
 
     def of(similarities: Array, params: Params, given: Any, bias: Array | None) -> Array:
@@ -277,6 +278,7 @@ def _values(
                 "`value` and `mask` of a statistic must work element by element, on similarities "
                 f"of shape {similarities.shape}; got a result of shape {found.shape}"
             )
+        found = found.astype(similarities.dtype) if is_value else found
         return jnp.broadcast_to(found, similarities.shape)
 
     return of
@@ -297,12 +299,14 @@ def _used(plan: Plan, k: int, tile: Tile, axis: int, params: Params) -> Bool[Arr
 def _of_pairs_that_count(
     plan: Plan, k: int, tile: Tile, used: Bool[Array, "a b"]
 ) -> Float[Array, "a b"]:
-    """Returns the similarities, with a number in place of the others, such as an anchor's with
-    itself, at which values are often infinite or have no derivative.
+    """Returns the similarities, with that of a pair that counts in place of the others, such as an
+    anchor's with itself, at which values are often infinite or have no derivative.
     """
     if plan.statistics[k].is_smooth:
         return tile.similarities
-    return jnp.where(used, tile.similarities, -1 if plan.similarity in DISTANCES else 0)
+    known = lax.stop_gradient(tile.similarities)
+    some = jnp.max(known, where=used & jnp.isfinite(known), initial=-jnp.inf)
+    return jnp.where(used, tile.similarities, jnp.where(some == -jnp.inf, 0, some))
 
 
 # Gradients ----
@@ -368,7 +372,11 @@ def pulled_back(
                 _values(plan, k, tile, axis), similarities, params, *_numbers(tile, axis)
             )
             shares = [_shares(plan, k, tile, used, values, of[k], along) for of, along in group]
-            d_values, *d_others = back(sum(shares[1:], shares[0]))
+            found = back(sum(shares[1:], shares[0]))
+            if not plan.statistics[k].is_smooth:  # Without a pair that counts, 0 may be a pole.
+                some = jnp.any(used)
+                found = jax.tree.map(lambda d, some=some: jnp.where(some, d, 0), found)
+            d_values, *d_others = found
             total = total + d_values
             others = jax.tree.map(jnp.add, (d_params, d_given[at], d_bias), tuple(d_others))
             d_params, d_given[at], d_bias = others

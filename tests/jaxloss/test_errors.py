@@ -556,6 +556,8 @@ def test_a_queue_is_no_array():
     call: Any = jaxloss.nca_loss
     with raises(ValueError, "`reference_labels` must be None where `references` is a Queue"):
         call(FEATURES, LABELS, references=QUEUE, reference_labels=QUEUE.labels)
+    with raises(ValueError, r"`references` is a Queue, .* are targets \(\d, \d\); pass arr"):
+        jaxloss.pairs.compare(FEATURES, jnp.eye(4, dtype=int)[LABELS], references=QUEUE)
     with raises(TypeError, "`reference_labels` .* got Queue; a Queue goes into references="):
         call(FEATURES, LABELS, references=QUEUE.features, reference_labels=QUEUE)
     for loss in (jaxloss.supervised_contrastive_loss, jaxloss.sigmoid_loss):

@@ -20,6 +20,7 @@ import jaxloss
 from jaxloss.pairs import LOGSUMEXP, MAX, SOFTPLUS, SUM, Statistic, compare, compare_towers
 from jaxloss.testing import ContractError, check_loss
 from tests.jaxloss.harness import QUICK, P, enable_x64, mesh, raises
+from tests.tolerances import FLOAT32
 
 N, M, DIM = 8, 12, 5
 RNG = np.random.default_rng(3)
@@ -403,6 +404,81 @@ def test_numbers_of_rows_that_do_not_count_do_not_leak(block_size):
     value, gradients = jax.value_and_grad(loss, (0, 1, 2))(*arrays)
     assert np.isfinite(value)
     assert all(np.isfinite(gradient).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize(
+    ("similarity", "value", "mask"),
+    [
+        ("inner", lambda s: -jnp.log(s), None),
+        ("inner", lambda s: 1 / s, lambda s: s > 0.3),
+        ("negative_squared_distance", lambda s: jnp.sqrt(1 + s), None),
+    ],
+    ids=["log", "inverse", "root"],
+)
+@pytest.mark.parametrize("block_size", [None, 2])
+def test_values_may_have_a_pole_anywhere(similarity, value, mask, block_size):
+    """Pairs that do not count get no similarity at which a value might have no derivative."""
+    rows = jax.nn.softmax(jnp.asarray(RNG.normal(size=(6, 3)), jnp.float32))
+    labels = jnp.array([0, 0, 1, 1, 2, 3])  # Tiles of two rows, some without a pair that counts.
+    rules = [lambda s, same, _: value(s)]
+    rules += [] if mask is None else [lambda s, same, _: mask(s)]
+
+    def loss(rows):
+        pairs = compare(rows, labels, similarity=similarity, block_size=block_size)
+        (sums,) = pairs.statistics((), Statistic(SUM, *rules))
+        return jnp.sum(sums.positive)
+
+    def dense(rows):
+        square = jnp.sum((rows[:, None] - rows[None]) ** 2, axis=2)
+        s = rows @ rows.T if similarity == "inner" else -square
+        used = (labels[:, None] == labels[None]) & ~np.eye(6, dtype=bool)
+        used = used if mask is None else used & mask(s)
+        return jnp.sum(jnp.where(used, value(jnp.where(used, s, 0.5 * s.max())), 0))
+
+    got, expected = (jax.value_and_grad(f)(rows) for f in (loss, dense))
+    chex.assert_trees_all_close(got, expected, rtol=16 * FLOAT32, atol=16 * FLOAT32)
+
+
+@pytest.mark.parametrize("block_size", [None, 32])
+def test_each_row_has_a_gradient_by_its_largest_value(block_size):
+    """Also where XLA rounds a value otherwise when it looks for its place."""
+    rows = jnp.asarray(np.random.default_rng(0).normal(size=(64, 8)), jnp.float32)
+
+    def value(s):
+        return s + s * s
+
+    def loss(rows):
+        pairs = compare(rows, jnp.arange(64), block_size=block_size)
+        (largest,) = pairs.statistics((), Statistic(MAX, lambda s, same, _: value(s)))
+        return jnp.sum(largest.negative)
+
+    def dense(rows):
+        units = rows / jnp.linalg.norm(rows, axis=1, keepdims=True)
+        s = jnp.where(np.eye(64, dtype=bool), -0.5, units @ units.T)
+        return jnp.sum(value(jnp.max(s, axis=1)))
+
+    got, expected = (jax.jit(jax.grad(f))(rows) for f in (loss, dense))
+    chex.assert_trees_all_close(got, expected, rtol=64 * FLOAT32, atol=16 * FLOAT32)
+
+
+@pytest.mark.parametrize("reduction", [SUM, LOGSUMEXP, SOFTPLUS, MAX])
+def test_a_value_of_another_dtype_is_converted(reduction):
+    rows = jnp.asarray(X[:6], jnp.float32)
+    labels = jnp.array([0, 0, 1, 1, 2, 2])
+
+    def loss(rows, value):
+        (sums,) = compare(rows, labels).statistics((), Statistic(reduction, value))
+        return jnp.sum(jnp.where(sums.has_positive, sums.positive, 0))
+
+    def of_bool(s, same, _):
+        return same
+
+    def of_low(s, same, _):
+        return (2 * s).astype(jnp.bfloat16)
+
+    for value in (of_bool, of_low):
+        wide = jax.value_and_grad(lambda x, f=value: loss(x, lambda *a: f(*a).astype(jnp.float32)))
+        chex.assert_trees_all_equal(jax.value_and_grad(loss)(rows, value), wide(rows))
 
 
 def test_a_distance_of_zero_has_no_gradient():

@@ -241,3 +241,44 @@ def test_wrong_arguments_are_named():
         jaxloss.push(queue._replace(labels=queue.labels[1:]), features, labels)
     with raises(ValueError, "`where` and `features` must have the same number of rows"):
         jaxloss.push(queue, features, labels, where=where[:2])
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param("shard_map", marks=pytest.mark.long), "pmap", "Explicit mesh"]
+)
+def test_every_row_of_a_queue_counts_once_on_devices(way):
+    """A loss that would change if a reference counted once for each device."""
+    features, labels, _ = (x[0] for x in batches(n=8))
+    labels, where = jnp.abs(labels), jnp.arange(SIZE) != 1
+    queue = jaxloss.push(jaxloss.make_queue(SIZE, DIM), features + 0.5, labels)
+    assert SIZE % 4
+
+    def loss(features, labels, queue, where, **names):
+        return jaxloss.supervised_contrastive_loss(
+            features,
+            labels,
+            references=queue,
+            reference_where=where,
+            denominator="negatives",
+            **names,
+        )
+
+    expected = jax.jit(jax.value_and_grad(loss))(features, labels, queue, where)
+    run = jax.value_and_grad(partial(loss, axis_name="batch"))
+    if way == "Explicit mesh":
+        devices = mesh(kind=AxisType.Explicit)
+        everywhere = jax.device_put((queue, where), NamedSharding(devices, P()))
+        rows = jax.device_put((features, labels), NamedSharding(devices, P("batch")))
+        got = jax.jit(jax.value_and_grad(loss))(*rows, *everywhere)
+    elif way == "pmap":
+        parts = features.reshape(4, 2, DIM), labels.reshape(4, 2)
+        values, gradients = jax.pmap(run, "batch", in_axes=(0, 0, None, None))(*parts, queue, where)
+        # A device's gradient is that of the mean over devices times their number.
+        got = values[0], gradients.reshape(8, DIM) / 4
+    else:
+        spread = over_mesh(
+            partial(loss, axis_name="batch"), (P("batch"), P("batch"), P(), P()), P()
+        )
+        got = jax.jit(jax.value_and_grad(spread))(features, labels, queue, where)
+    for mine, theirs in zip(got, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=8 * FLOAT32, atol=2 * FLOAT32)
