@@ -420,12 +420,11 @@ def test_values_may_have_a_pole_anywhere(similarity, value, mask, block_size):
     """Pairs that do not count get no similarity at which a value might have no derivative."""
     rows = jax.nn.softmax(jnp.asarray(RNG.normal(size=(6, 3)), jnp.float32))
     labels = jnp.array([0, 0, 1, 1, 2, 3])  # Tiles of two rows, some without a pair that counts.
-    rules = [lambda s, same, _: value(s)]
-    rules += [] if mask is None else [lambda s, same, _: mask(s)]
 
     def loss(rows):
         pairs = compare(rows, labels, similarity=similarity, block_size=block_size)
-        (sums,) = pairs.statistics((), Statistic(SUM, *rules))
+        own = None if mask is None else lambda s, same, _: mask(s)
+        (sums,) = pairs.statistics((), Statistic(SUM, lambda s, same, _: value(s), own))
         return jnp.sum(sums.positive)
 
     def dense(rows):
