@@ -81,7 +81,7 @@ def discriminability(
     spread = jnp.sum((units - own_mean) ** 2, axis=1)
     within = jnp.sum(weight * own_size * spread)
     between = jnp.sum(others * spread)
-    between += number * jnp.sum(weight * jnp.sum((own_mean - center) ** 2, axis=1))
+    between += number * jnp.sum(weight * jnp.sum((own_mean - center[None, :]) ** 2, axis=1))
     same_pairs, other_pairs = jnp.sum(sizes * (sizes - 1)), jnp.sum(others)
     intra = within / jnp.maximum(same_pairs, 1)
     inter = between / jnp.maximum(other_pairs, 1)
