@@ -224,7 +224,7 @@ class RestoredRun:
         return outputs
 
 
-def load_run(folder: str | Path, checkpoint: str = "best") -> RestoredRun:
+def load_run(folder: str | Path, checkpoint: str | int = "best") -> RestoredRun:
     """A checkpoint of a run, with the configuration that the checkpoint stores.
 
     With several processes, all of them call this.
@@ -234,7 +234,7 @@ def load_run(folder: str | Path, checkpoint: str = "best") -> RestoredRun:
       checkpoint: `best` by validation (the latest where there was none), `latest`, or the number of
         a step. Where the best or the latest is damaged, the next one is taken, and a note says so.
     """
-    path, which = storage_path(str(folder)), checkpoint
+    path, which = storage_path(str(folder)), str(checkpoint)
     if not which.isdecimal() and which not in ("best", "latest"):
         raise ConfigError(f"checkpoint must be best, latest or the number of a step, got {which!r}")
     with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
@@ -286,6 +286,8 @@ def features_of(
       folders: Where the data is.
       most: Of more images, a random part, always the same. Default: all images.
     """
+    if most is not None and most < 1:
+        raise ConfigError(f"most must be at least 1, or None for all images, got {most}")
     return run.outputs(split_of(run.plan, split), folders, most)
 
 
@@ -344,7 +346,7 @@ def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainC
     known = [
         f"{name}.{option}" for name, section in sections.items() for option in option_types(section)
     ]
-    if unknown := sorted(overrides.keys() - {*known}):
+    if unknown := sorted({name.replace("-", "_") for name in overrides} - {*known}):
         raise ConfigError(
             f"the evaluation of protocol {config.protocol} has no {', '.join(unknown)}; "
             f"it has {', '.join(known) or 'no options'}"

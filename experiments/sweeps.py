@@ -5,6 +5,7 @@ Every run and every evaluation is a directory that is kept.
 
 from __future__ import annotations
 
+import collections
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -144,6 +145,13 @@ def make_cells(
         directory = root.joinpath(*folders, f"seed-{seed}")
         of_cell = set_options(config, {**settings, "seed": seed})
         cells.append(Cell(place, settings, of_cell, directory))
+    folders_of = collections.Counter(cell.directory for cell in cells)
+    for directory, number in folders_of.items():
+        if number > 1:
+            raise ConfigError(
+                f"{number} values have the same directory, {directory}; sweep them one by one, "
+                "each with a --directory of its own"
+            )
     return cells
 
 
@@ -208,7 +216,7 @@ def run_grid(
         if "diverged" in found:
             diverged.append(f"{cell.directory}: {found['diverged']}")
             print(found["diverged"], flush=True)
-    if comparison.pairs_over == "data.subset_seed":
+    if comparison.pairs_over and "data.subset_seed" in comparison.pairs_over.split("/"):
         notes = [_SUBSETS, *notes]
     report |= {"title": title, "metrics": metrics, "notes": notes, "pair_metrics": pair_metrics}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from experiments.config import Folders, ParallelMode, TrainConfig
+from experiments.errors import ConfigError
 from experiments.presets import PRESETS
 from experiments.presets.preset import Preset
 from experiments.storage import storage_path
@@ -76,6 +78,8 @@ class Execution:
 
     def run_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `train` and `complete_run`."""
+        if not 0 <= self.stuck_after < math.inf:
+            raise ConfigError(f"--stuck-after must be at least 0, got {self.stuck_after:g}")
         return {
             "folders": self.folders,
             "mode": self.parallel,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -29,10 +30,12 @@ class Power:
         from experiments.errors import ConfigError
         from experiments.reporting.power import power_lines
 
-        if self.deviation <= 0:
-            raise ConfigError(f"--deviation must be above 0, got {self.deviation:g}")
+        if not 0 < self.deviation < math.inf:
+            raise ConfigError(f"--deviation must be a number above 0, got {self.deviation:g}")
         if self.effect == 0:
             raise ConfigError("--effect must not be 0: no number of pairs finds it")
+        if self.effect is not None and not math.isfinite(self.effect):
+            raise ConfigError(f"--effect must be finite, got {self.effect:g}")
         if min(self.pairs, default=0) < 2:
             raise ConfigError(f"--pairs must be numbers of at least 2, got {self.pairs}")
         print("\n".join(power_lines(self.deviation, self.effect, self.pairs)))

@@ -7,6 +7,7 @@ or images is part of every larger one of the same subset seed.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -93,8 +94,9 @@ def select(
         rows["train"].append(_generator(_TRAIN, label, seed=subset_seed).permutation(own))
         if not own.size or (holdout and not held_out.size):
             raise ConfigError(
-                f"class {names[label] if names else label} has too few images for data.holdout = "
-                f"{holdout}; give it more, or set data.holdout = 0"
+                f"class {names[label] if names else label} has too few images to hold out the "
+                f"fraction {holdout} of them (--data.holdout; of `linear`, --holdout); give it "
+                "more, or choose another fraction"
             )
     available = np.array([part.size for part in rows["train"]])
     wanted = _training_counts(available, samples_per_class, imbalance, tail_from)
@@ -127,11 +129,12 @@ def _training_counts(
     In a long tail, the k-th of C classes by decreasing size keeps `n_max f^{k/(C−1)}` images,
     rounded down, and no more than it has.
     """
-    counts = available
+    counts, largest = available, available.max()
     if imbalance != 1:
         place = np.empty(len(counts))
         place[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
-        largest = counts.max() if tail_from == "largest" else counts.mean()
+        if tail_from == "mean":
+            largest = counts.mean()
         tail = largest * imbalance ** (place / max(len(counts) - 1, 1))
         # The offset keeps integers that floating-point error puts just below.
         counts = np.minimum(counts, np.floor(tail + 1e-9).astype(np.int64))
@@ -139,8 +142,8 @@ def _training_counts(
         counts = np.minimum(counts, samples_per_class)
     if counts.min() < 1:
         raise ConfigError(
-            f"data.imbalance = {imbalance} leaves a class without an image for training; "
-            f"the largest has {available.max()}: set it to 1/{available.max()} or more"
+            f"data.imbalance = {imbalance} leaves a class without an image for training; the tail "
+            f"starts at {largest:g} images: set it to 1/{math.floor(largest)} or more"
         )
     return counts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ from experiments.contracts import (
     Protocol,
     measured,
 )
-from experiments.data.sampling import episode_classes
+from experiments.data.sampling import batch_size_of, episode_classes
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import (
     Distance,
@@ -142,13 +142,15 @@ def check_options(config: FewShotConfig, num_features: int) -> None:
 
 
 def check_class_counts(
-    counts: np.ndarray, classes: str, evaluation: EpisodeConfig, shots: Iterable[int]
+    counts: np.ndarray, classes: str, evaluation: EpisodeConfig, shots: Sequence[int]
 ) -> None:
     """Checks that classes of these sizes [C] give the episodes, with each number of shots.
 
     Logs how many classes are large enough, where some are not.
     """
-    for number in dict.fromkeys(shots):
+    if len(shots) > len({*shots}):
+        raise ConfigError(f"evaluation.shots must be different numbers, got {shots}")
+    for number in shots:
         try:
             found = episode_classes(counts, evaluation.ways, number, evaluation.queries)
         except ConfigError as error:
@@ -266,7 +268,8 @@ def evaluate(config: FewShotConfig, split: str, outputs_of_split: OutputsOf) -> 
                 )
             ]
             training = outputs_of_split("base")
-            cosine = integration.gradient_cosine(loss, training, config.sampling.batch_size)
+            size = batch_size_of(config.sampling.strategy, config.sampling.batch_size)
+            cosine = integration.gradient_cosine(loss, training, size)
             values = [*accuracies, found.variance_share, found.effective_rank, cosine]
         results["metrics"] += measured(metrics, values)
     return results | {"subspace": None if found is None else found._asdict()}

@@ -13,6 +13,7 @@ from scipy.special import fdtri, ncfdtr
 from experiments.reporting.markdown import table
 
 POWERS = (0.8, 0.9)  # Probabilities of finding a difference.
+MOST_PAIRS = 10**9
 
 
 def paired_power(pairs: int, effect: float, deviation: float) -> float:
@@ -26,9 +27,9 @@ def paired_power(pairs: int, effect: float, deviation: float) -> float:
 
 
 def pairs_needed(effect: float, deviation: float, power: float) -> int:
-    """The smallest number of pairs, 2 to 10⁹, with which `paired_power` is at least `power`."""
+    """The smallest number of pairs with which `paired_power` is at least `power`; at most 10⁹."""
     return bisect.bisect_left(
-        range(10**9), power, lo=2, key=lambda pairs: paired_power(pairs, effect, deviation)
+        range(MOST_PAIRS), power, lo=2, key=lambda pairs: paired_power(pairs, effect, deviation)
     )
 
 
@@ -45,9 +46,10 @@ def power_lines(deviation: float, effect: float | None, pairs: Sequence[int]) ->
     """
     lines = []
     if effect is not None:
+        numbers = (pairs_needed(effect, deviation, p) for p in POWERS)
         needed = (
-            f"{pairs_needed(effect, deviation, p)} pairs for a power of {100 * p:.0f} %"
-            for p in POWERS
+            f"{'at least ' if n == MOST_PAIRS else ''}{n} pairs for a power of {100 * p:.0f} %"
+            for n, p in zip(numbers, POWERS, strict=True)
         )
         lines = [f"A two-sided paired t-test at 5 % needs {', and '.join(needed)}.", ""]
     rows = [[n, *(f"{smallest_effect(n, deviation, p):.3g}" for p in POWERS)] for n in pairs]

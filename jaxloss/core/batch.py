@@ -59,13 +59,15 @@ def checked_rows_of_any_labels(
     if checks.rank(labels) != 2:
         return checked_rows("features", features, labels, where)
     features = checks.floating("features", features, "n d")
+    given = labels
     labels = checks.class_sets(labels, "features", features)
     if labels.shape[1] < 2:
         raise ValueError(
             "`labels` must be class indices [n], or multi-hot targets [n, C] of at least two "
             f"classes, got {labels.shape}; the indices of a column are labels[:, 0]"
         )
-    return features, labels, valid_rows(labels, checks.row_mask(where, "features", features))
+    valid = valid_rows(labels, checks.row_mask(where, "features", features))
+    return nan_where_no_target(features, given, valid), labels, valid
 
 
 def comparable(
@@ -87,6 +89,20 @@ def valid_rows(
 def zero_invalid(rows: Float[Array, "n k"], valid: Bool[Array, " n"]) -> Float[Array, "n k"]:
     """Returns `rows` with zeros in the invalid ones, so that a NaN there has no effect."""
     return jnp.where(valid[:, None], rows, 0)
+
+
+def nan_where_no_target(
+    rows: Float[Array, "n d"], targets: Any, valid: Bool[Array, " n"]
+) -> Float[Array, "n d"]:
+    """Returns the rows with NaN, also in the gradient, where a target of a valid one is NaN.
+
+    Class indices, which are integers, have none.
+    """
+    targets = jnp.asarray(targets)
+    if not jnp.issubdtype(targets.dtype, jnp.inexact):
+        return rows
+    unknown = jnp.any(jnp.isnan(targets), axis=1)
+    return rows * jnp.where(valid & unknown, jnp.nan, 1).astype(rows.dtype)[:, None]
 
 
 def nan_where_no_class(
@@ -148,8 +164,7 @@ def shares(
 def _weights(mask: Bool[Array, " n"], sample_weights: Any, dtype: DTypeLike) -> Float[Array, " n"]:
     if sample_weights is None:
         return mask.astype(dtype)
-    sample_weights = checks.floating("sample_weights", sample_weights, "n")
-    checks.same_rows("sample_weights", sample_weights, "labels", mask)
+    sample_weights = checks.weights_of_samples(sample_weights, mask.shape[0])
     return jnp.where(mask, sample_weights.astype(dtype), 0)
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Integer
 
 from jaxloss.core import checks
 from jaxloss.core.batch import AxisName, checked_rows, sum_over
+from jaxloss.core.products import float32_precision
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.queue import reference_rows
 from jaxloss.pairs.row_blocks import Pairs, over_row_blocks
@@ -122,7 +123,8 @@ def retrieval_metrics(
     number = jnp.maximum(sum_over(jnp.sum(counted), axis_name), 1)
 
     def mean(values: Float[Array, " n *k"]) -> Float[Array, " *k"]:
-        return sum_over(jnp.tensordot(counted, values, axes=1), axis_name) / number
+        total = jnp.tensordot(counted, values, axes=1, precision=float32_precision())
+        return sum_over(total, axis_name) / number
 
     return jax.tree.map(mean, values)
 

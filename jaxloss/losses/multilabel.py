@@ -155,8 +155,7 @@ def class_wise_loss(
     logits, targets = _prepare(logits, targets, where)
     log_weights = 0.0
     if sample_weights is not None:
-        weights = checks.floating("sample_weights", sample_weights, "n")
-        checks.same_rows("sample_weights", weights, "logits", targets)
+        weights = checks.weights_of_samples(sample_weights, targets.shape[0])
         weights = weights.astype(targets.dtype)[:, None]
         targets = jnp.where(weights == 0, -1, targets)  # Weight 0 removes a sample.
         used = jnp.any(targets >= 0, axis=1, keepdims=True)
@@ -402,7 +401,8 @@ def asymmetric_loss(
       targets: `[n, C]`, multi-label targets.
       positive_focus: γ₊ ≥ 0.
       negative_focus: γ₋ ≥ 0.
-      clip: m in [0, 1). A negative with a lower probability adds nothing.
+      clip: m in [0, 1). A negative with a lower probability adds nothing. To learn m, start above
+        0, where its gradient is not defined.
       stop_focus_gradient: Treat the focus weights, the powers by γ₊ and γ₋, as constants. Then the
         gradient by γ₊ and by γ₋ is 0, and that by m is the one through log(1 − q).
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample

@@ -85,8 +85,7 @@ def proxy_anchor_loss(
     scale = checks.in_range("scale", scale, dtype, above=0)
     log_weights = jnp.zeros_like(similarities, shape=labels.shape)
     if sample_weights is not None:
-        weights = checks.floating("sample_weights", sample_weights, "n")
-        checks.same_rows("sample_weights", weights, "features", similarities)
+        weights = checks.weights_of_samples(sample_weights, labels.shape[0])
         valid = valid & (weights != 0)
         log_weights = jnp.log(jnp.where(valid, weights.astype(dtype), 1))
     num_classes = proxies.shape[1]

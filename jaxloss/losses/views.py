@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 
 from jaxloss.core import checks
 from jaxloss.core.backend import indices
-from jaxloss.core.batch import AxisName, max_over, sum_over, zero_invalid
+from jaxloss.core.batch import AxisName, max_over, own_positions, sum_over, zero_invalid
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import inverse_root, widen
 from jaxloss.core.products import wide_product
@@ -205,19 +205,37 @@ def _two_views(
     first, second = widen(zero_invalid(first, valid), zero_invalid(second, valid))
     size = sum_over(jnp.sum(valid.astype(first.dtype)), axis_name)
     samples = _Samples(valid, None, jnp.where(size == 0, 1, size))
-    concentration, alone = 1 / samples.number, size < 2
+    spread, alone = 1 - 1 / samples.number, size < 2
     if sample_weights is not None:
-        sample_weights = checks.floating("sample_weights", sample_weights, "n")
-        checks.same_rows("sample_weights", sample_weights, "first", first)
+        sample_weights = checks.weights_of_samples(sample_weights, first.shape[0])
         weights = jnp.where(valid, sample_weights.astype(first.dtype), 0)
         size = sum_over(jnp.sum(weights), axis_name)
         shares = weights / jnp.where(size == 0, 1, size)
         samples = _Samples(valid, shares, jnp.ones_like(size))
-        concentration = sum_over(jnp.sum(shares * shares), axis_name)
+        spread = _spread(shares, axis_name)
         alone = sum_over(jnp.sum(weights != 0), axis_name) < 2
     # For weights that are all alike, this is n / (n − 1).
-    unbiased = jnp.where(alone, 0, 1 / jnp.where(alone, 1, 1 - concentration))
+    unbiased = jnp.where(alone, 0, 1 / jnp.where(alone, 1, spread))
     return _Views(first, second, samples, size, unbiased)
+
+
+def _spread(shares: Float[Array, " n"], axis_name: AxisName | None) -> Float[Array, ""]:
+    """Returns `1 − Σ s²` of shares whose sum is 1, with all its digits where one of them is near 1.
+
+    With the largest share s and the sum R and sum of squares Q of the others, it is R (2s + R) − Q.
+    """
+    positions = own_positions(shares.shape[0], axis_name)
+    largest = jnp.max(lax.stop_gradient(shares), initial=-jnp.inf)
+    if axis_name is not None:
+        largest = max_over(largest, axis_name)
+    chosen = jnp.max(jnp.where(shares == largest, positions, -1), initial=-1)
+    if axis_name is not None:
+        chosen = max_over(chosen, axis_name)
+    is_chosen = positions == chosen
+    others = jnp.where(is_chosen, 0, shares)
+    parts = jnp.stack([jnp.where(is_chosen, shares, 0), others, others * others])
+    share, rest, squares = sum_over(jnp.sum(parts, axis=1), axis_name)
+    return rest * (2 * share + rest) - squares
 
 
 def _centred(

@@ -91,7 +91,7 @@ class Comparison(NamedTuple):
           counts: bool `[n]`, the samples for which the loss is defined.
           sample_weights, reduction: The common keywords of `jaxloss`.
         """
-        return _reduced(self.sides, values, counts, sample_weights, reduction)
+        return _reduced("features", self.sides, values, counts, sample_weights, reduction)
 
 
 def compare(
@@ -175,11 +175,13 @@ def _checked(params: Any, statistics: tuple[Any, ...]) -> tuple[Statistic, ...]:
     return statistics
 
 
-def _reduced(sides: Sides, values: Any, counts: Any, sample_weights: Any, reduction: Any) -> Any:
+def _reduced(
+    name: str, sides: Sides, values: Any, counts: Any, sample_weights: Any, reduction: Any
+) -> Any:
     mask = sides.anchors.valid
     values = checks.floating("values", values, "n")
-    checks.same_rows("values", values, "features", mask)
-    counts = checks.row_mask(counts, "features", sides.anchors.labels, name="counts")
+    checks.same_rows("values", values, name, sides.anchors.features)
+    counts = checks.row_mask(counts, name, sides.anchors.features, name="counts")
     mask = mask if counts is None else mask & counts
     return reduce(values, mask, sample_weights, reduction, sides.axis_name)
 
@@ -236,7 +238,7 @@ class Towers(NamedTuple):
         reduction: Reduction = "mean",
     ) -> Float[Array, ""] | Float[Array, " n"]:
         """Reduces the losses of the queries that are valid and count, as `Comparison.reduce`."""
-        return _reduced(self.sides, values, counts, sample_weights, reduction)
+        return _reduced("queries", self.sides, values, counts, sample_weights, reduction)
 
 
 def compare_towers(

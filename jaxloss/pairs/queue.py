@@ -16,6 +16,7 @@ from jaxloss.core.batch import (
     first_position,
     gather_copies,
     labelled_rows,
+    nan_where_no_target,
     valid_rows,
 )
 from jaxloss.core.sharding import divided
@@ -216,7 +217,8 @@ def reference_rows(
             reference_labels, "references", rows, name="reference_labels", shape="m"
         )
     where = checks.row_mask(reference_where, "references", rows, name="reference_where", shape="m")
-    return rows, own, valid_rows(own, where)
+    valid = valid_rows(own, where)
+    return nan_where_no_target(rows, reference_labels, valid), own, valid
 
 
 def _own_share(queue: Queue, where: Any, axis_name: AxisName) -> tuple[Queue, Any]:

@@ -649,9 +649,17 @@ def test_the_command_prints_the_numbers(capsys):
 
 def test_what_cannot_be_computed_is_refused(capsys):
     for words, message in (
-        ("0", "--deviation must be above 0, got 0"),
+        ("0", "--deviation must be a number above 0, got 0"),
+        ("nan", "--deviation must be a number above 0, got nan"),
+        ("inf", "--deviation must be a number above 0, got inf"),
         ("1 --effect 0", "--effect must not be 0"),
+        ("1 --effect nan", "--effect must be finite, got nan"),
         ("1 --pairs 1", "--pairs must be numbers of at least 2, got (1,)"),
     ):
         assert main(["power", "--deviation", *words.split()]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_an_effect_that_needs_more_pairs_than_are_tried(capsys):
+    assert main(["power", "--deviation", "1", "--effect", "1e-5", "--pairs", "3"]) == 0
+    assert "needs at least 1000000000 pairs for a power of 80 %" in capsys.readouterr().out

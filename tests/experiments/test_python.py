@@ -96,7 +96,10 @@ def test_features_labels_and_names_are_those_of_the_images(trained, folders):
 
 def test_of_a_large_split_a_part_suffices(trained, folders):
     run = experiments.load_run(trained[0])
+    assert experiments.load_run(trained[0], run.step).step == run.step
     whole = experiments.features_of(run, "validation", folders=folders)
+    with pytest.raises(ConfigError, match=r"most must be at least 1, .*, got -5"):
+        experiments.features_of(run, "validation", folders=folders, most=-5)
     part = experiments.features_of(run, "validation", folders=folders, most=60)
     assert len(part.features) == len(part.labels) == 60
     assert (np.diff(part.labels) >= 0).all()

@@ -107,7 +107,8 @@ def test_a_tail_can_begin_at_the_mean_of_the_classes():
         ({"classes": 7}, "data.classes = 7 must be from 2 to 6"),
         ({"classes": 1}, "data.classes = 1 must be from 2 to 6"),
         ({"imbalance": 0.001}, r"data.imbalance = 0.001 leaves a class .* set it to 1/\d+ or more"),
-        ({"holdout": 0.05}, "class 1 has too few images for data.holdout = 0.05"),
+        ({"imbalance": 0.01, "tail_from": "mean"}, r"starts at [\d.]+ images: set it to 1/\d+ or"),
+        ({"holdout": 0.05}, r"class 1 has too few images to hold out the fraction 0.05"),
     ],
 )
 def test_impossible_choices_name_the_option(options, message):

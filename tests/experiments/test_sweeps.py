@@ -101,6 +101,8 @@ def test_cells_are_all_combinations(tmp_path):
         make_cells(CONFIG, axes * 2, [0], tmp_path)
     (cell,) = make_cells(CONFIG, axes_of("model.weights=runs/a"), [0], tmp_path)
     assert cell.directory.parent == tmp_path / "model.weights=runs-a"
+    with pytest.raises(ConfigError, match=r"2 values have the same directory, .*=runs-a-b/seed-0"):
+        make_cells(CONFIG, axes_of("model.weights=runs/a/b,runs/a-b"), [0, 1], tmp_path)
 
 
 def test_a_comparison_is_parsed():
@@ -262,7 +264,11 @@ def test_runs_are_compared_chosen_and_pooled(tmp_path, swept, capsys, monkeypatc
     assert "data.subset_seed = 1 has no effect" in refused
     output, _ = table("subsets", over)
     assert "±: standard deviation over data.subset_seed 0, 1, each" in output
-    assert "- Subsets overlap and share their test images: means and intervals over" in output
+    note = "- Subsets overlap and share their test images: means and intervals over"
+    assert note in output
+    over = "loss.name=loose data.samples_per_class/data.subset_seed=5/0,5/1"
+    output, _ = table("subsets-of-images", f"{over} --pairs-over data.subset_seed")
+    assert note in output
 
 
 @pytest.fixture(scope="module")

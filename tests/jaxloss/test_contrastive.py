@@ -44,6 +44,28 @@ def test_supcon_multi_hot_references():
     np.testing.assert_allclose(got, expected, rtol=1e-11)
 
 
+@pytest.mark.parametrize("of_references", [False, True])
+def test_supcon_does_not_hide_a_target_that_is_nan(of_references):
+    """But one of a row that does not count is not looked at."""
+    rows = jnp.asarray(make_features(np.random.default_rng(98), 6, np.float32))
+    targets = jnp.asarray(np.eye(3)[[0, 1, 0, 1, 2, 2]], jnp.float32).at[4, 0].set(jnp.nan)
+
+    def loss(rows, where):
+        if of_references:
+            given = {"references": rows, "reference_labels": targets, "reference_where": where}
+            whole = jnp.where(jnp.isnan(targets), 0, targets)
+            return jaxloss.supervised_contrastive_loss(rows[:3], whole[:3], **given)
+        return jaxloss.supervised_contrastive_loss(rows, targets, where=where)
+
+    both = jax.jit(jax.value_and_grad(loss))
+    value, gradient = both(rows, jnp.ones(6, bool))
+    assert np.isnan(value)
+    assert np.isnan(gradient[4]).all()
+    value, gradient = both(rows, jnp.arange(6) != 4)
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()
+
+
 def test_supcon_labels_are_checked():
     loss: Any = jaxloss.supervised_contrastive_loss
     features = jnp.ones((5, 3))

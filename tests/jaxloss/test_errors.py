@@ -565,3 +565,22 @@ def test_a_queue_is_no_array():
             loss(FEATURES, QUEUE)  # pyright: ignore[reportArgumentType]
     with raises(TypeError, "`keys` .* got Queue; .* key_where=jnp.concatenate"):
         jaxloss.info_nce_loss(FEATURES, QUEUE)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        partial(nca_loss, FEATURES, LABELS),
+        partial(jaxloss.koleo_loss, FEATURES),
+        partial(jaxloss.info_nce_loss, FEATURES, FEATURES),
+        partial(jaxloss.warp_loss, FEATURES, zeros((5, 4), int)),
+        partial(jaxloss.class_wise_loss, FEATURES, zeros((5, 4), int)),
+        partial(jaxloss.proxy_anchor_loss, FEATURES, LABELS, ones((4, 7))),
+        partial(jaxloss.barlow_twins_loss, FEATURES, FEATURES),
+    ],
+    ids=lambda loss: loss.func.__name__,
+)
+def test_too_many_weights_of_samples_name_nothing_that_a_loss_lacks(loss):
+    match = r"^`sample_weights` must have shape \[n\] with n = 5 to match the samples, got \(7,\)$"
+    with raises(ValueError, match=match):
+        loss(sample_weights=ones(7))

@@ -534,7 +534,7 @@ def test_wrong_arguments_are_named():
         pairs.reduce(x @ x.T, y >= 0)
     with raises(TypeError, "`counts` must have dtype bool"):
         pairs.reduce(x[:, 0], x[:, 0])  # pyright: ignore[reportArgumentType]
-    with raises(ValueError, "`counts` and `features` must have the same number of rows"):
+    with raises(ValueError, "`counts` and `queries` must have the same number of rows"):
         towers.reduce(x[:, 0], y[:3] >= 0)
 
 

@@ -3,6 +3,7 @@
 `tests/test_readme.py` runs docs/coming_from.md, which compares them with pytorch-metric-learning.
 """
 
+import re
 from functools import partial
 from typing import Any
 
@@ -124,3 +125,11 @@ def test_equal_distances_go_by_index():
     """All references are equally near. The others of sample 1 are 0, 2, 3, in this order."""
     got = metrics(jnp.ones((4, 2)), jnp.array([0, 1, 0, 1]), ks=(1, 2, 3))
     np.testing.assert_allclose(got.recall, [0.25, 0.75, 1.0])
+
+
+def test_means_have_all_bits_of_float32():
+    traced = metrics.trace(jnp.ones((8, 4)), jnp.arange(8) // 2, ks=KS)
+    text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    found = re.findall(r"precision = \[(\w+), (\w+)\]", text)
+    assert len(found) == 4
+    assert set(found) == {("HIGHEST", "HIGHEST")}

@@ -143,6 +143,41 @@ def test_one_sample(loss):
     np.testing.assert_allclose(value, one, rtol=4 * FLOAT32)
 
 
+@pytest.mark.parametrize("weight", [1e-4, 1e-6, 1e-8, 1e-10])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_weight_far_above_all_others(weight, devices):
+    """A covariance then has the factor 1 / (1 − Σ s²), with Σ s² near 1."""
+    first, second = (view[:4] for view in problem())
+    weights = np.array([weight, 1.0, weight / 3, 0.0])
+    shares = weights / weights.sum()
+
+    def formula(view):
+        centred = view - shares @ view
+        unbiased = np.sum(shares * (1 - shares))
+        return (shares[:, None] * centred).T @ centred / unbiased
+
+    def penalty(view):
+        covariance = formula(view)
+        variances = np.diag(covariance)
+        hinge = np.mean(np.maximum(1 - np.sqrt(variances + 1e-4), 0))
+        return hinge, (np.sum(covariance**2) - np.sum(variances**2)) / DIM
+
+    hinges, covariances = zip(penalty(first), penalty(second), strict=True)
+    invariance = shares @ np.mean((first - second) ** 2, axis=1)
+    expected = 25 * invariance + 25 * np.sum(hinges) + np.sum(covariances)
+
+    def value(views, weights, axis_name=None):
+        return jaxloss.vicreg_loss(*views, sample_weights=weights, axis_name=axis_name)
+
+    if devices > 1:
+        value = over_mesh(partial(value, axis_name="batch"), P("batch"), P(), (devices,))
+    given = tuple(jnp.asarray(view, jnp.float32) for view in (first, second))
+    run = jax.jit(jax.value_and_grad(value), compiler_options=QUICK)
+    got, gradients = run(given, jnp.asarray(weights, jnp.float32))
+    np.testing.assert_allclose(got, expected, rtol=1e-4)
+    assert finite(gradients)
+
+
 # Errors ----
 
 
@@ -163,7 +198,7 @@ def test_wrong_arguments_are_named(loss):
             loss(*views)
     with raises(ValueError, "`where` and `first` must have the same number of rows"):
         loss(first, second, where=jnp.ones(3, bool))
-    with raises(ValueError, "`sample_weights` and `first` must have the same number of rows"):
+    with raises(ValueError, r"`sample_weights` must have shape \[n\] with n = 16 .*, got \(3,\)"):
         loss(first, second, sample_weights=jnp.ones(3))
 
 
