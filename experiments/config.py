@@ -221,7 +221,8 @@ _BOUNDS = {
 def check_config(config: Any, section: str = "") -> None:
     """Raises a `ConfigError` for an empty tuple, and for a number out of bounds or not finite.
 
-    Bounds are in the type of a field. The message names it, after the prefix `section`.
+    Bounds are in the type of a field; its metadata says whether the values of a tuple must be
+    `distinct`. The message names it, after the prefix `section`.
     """
     hints = typing.get_type_hints(type(config), include_extras=True)
     for option in dataclasses.fields(config):
@@ -233,6 +234,8 @@ def check_config(config: Any, section: str = "") -> None:
         if isinstance(value, tuple):
             if not value and option.default != ():
                 raise ConfigError(f"{name} needs at least one value")
+            if option.metadata.get("distinct") and len({*value}) < len(value):
+                raise ConfigError(f"{name} must be different values, got {value}")
             hint, numbers = typing.get_args(hint)[0], value
         bounds = [
             (*_BOUNDS[type(bound)], *dataclasses.astuple(bound))

@@ -216,7 +216,8 @@ def run_grid(
         if "diverged" in found:
             diverged.append(f"{cell.directory}: {found['diverged']}")
             print(found["diverged"], flush=True)
-    if comparison.pairs_over and "data.subset_seed" in comparison.pairs_over.split("/"):
+    paired = (axis.settings[0] for axis in axes if axis.name == comparison.pairs_over)
+    if any("data.subset_seed" in options for options in paired):
         notes = [_SUBSETS, *notes]
     report |= {"title": title, "metrics": metrics, "notes": notes, "pair_metrics": pair_metrics}
 

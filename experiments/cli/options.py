@@ -79,7 +79,8 @@ class Execution:
     def run_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `train` and `complete_run`."""
         if not 0 <= self.stuck_after < math.inf:
-            raise ConfigError(f"--stuck-after must be at least 0, got {self.stuck_after:g}")
+            words = f"must be finite and at least 0, got {self.stuck_after:g}"
+            raise ConfigError(f"--stuck-after {words}")
         return {
             "folders": self.folders,
             "mode": self.parallel,

@@ -31,7 +31,7 @@ class Power:
         from experiments.reporting.power import power_lines
 
         if not 0 < self.deviation < math.inf:
-            raise ConfigError(f"--deviation must be a number above 0, got {self.deviation:g}")
+            raise ConfigError(f"--deviation must be finite and above 0, got {self.deviation:g}")
         if self.effect == 0:
             raise ConfigError("--effect must not be 0: no number of pairs finds it")
         if self.effect is not None and not math.isfinite(self.effect):

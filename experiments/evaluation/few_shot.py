@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -30,7 +30,7 @@ class EpisodeConfig:
 
     ways: Annotated[int, Ge(2)] = 5
     """Classes of an episode."""
-    shots: tuple[Count, ...] = (1, 5)
+    shots: tuple[Count, ...] = field(default=(1, 5), metadata={"distinct": True})
     """Support images per class; one evaluation for each number."""
     queries: Count = 15
     """Query images per class."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -142,15 +142,13 @@ def check_options(config: FewShotConfig, num_features: int) -> None:
 
 
 def check_class_counts(
-    counts: np.ndarray, classes: str, evaluation: EpisodeConfig, shots: Sequence[int]
+    counts: np.ndarray, classes: str, evaluation: EpisodeConfig, shots: Iterable[int]
 ) -> None:
     """Checks that classes of these sizes [C] give the episodes, with each number of shots.
 
     Logs how many classes are large enough, where some are not.
     """
-    if len(shots) > len({*shots}):
-        raise ConfigError(f"evaluation.shots must be different numbers, got {shots}")
-    for number in shots:
+    for number in dict.fromkeys(shots):
         try:
             found = episode_classes(counts, evaluation.ways, number, evaluation.queries)
         except ConfigError as error:

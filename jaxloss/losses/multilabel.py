@@ -402,7 +402,7 @@ def asymmetric_loss(
       positive_focus: γ₊ ≥ 0.
       negative_focus: γ₋ ≥ 0.
       clip: m in [0, 1). A negative with a lower probability adds nothing. To learn m, start above
-        0, where its gradient is not defined.
+        0: at 0 its gradient is not defined.
       stop_focus_gradient: Treat the focus weights, the powers by γ₊ and γ₋, as constants. Then the
         gradient by γ₊ and by γ₋ is 0, and that by m is the one through log(1 − q).
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample

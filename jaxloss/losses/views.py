@@ -205,7 +205,7 @@ def _two_views(
     first, second = widen(zero_invalid(first, valid), zero_invalid(second, valid))
     size = sum_over(jnp.sum(valid.astype(first.dtype)), axis_name)
     samples = _Samples(valid, None, jnp.where(size == 0, 1, size))
-    spread, alone = 1 - 1 / samples.number, size < 2
+    spread = 1 - 1 / samples.number
     if sample_weights is not None:
         sample_weights = checks.weights_of_samples(sample_weights, first.shape[0])
         weights = jnp.where(valid, sample_weights.astype(first.dtype), 0)
@@ -213,7 +213,8 @@ def _two_views(
         shares = weights / jnp.where(size == 0, 1, size)
         samples = _Samples(valid, shares, jnp.ones_like(size))
         spread = _spread(shares, axis_name)
-        alone = sum_over(jnp.sum(weights != 0), axis_name) < 2
+    # Also alone is a sample beside others with shares so small that 1 / spread² overflows.
+    alone = spread <= jnp.finfo(spread.dtype).tiny ** 0.5
     # For weights that are all alike, this is n / (n − 1).
     unbiased = jnp.where(alone, 0, 1 / jnp.where(alone, 1, spread))
     return _Views(first, second, samples, size, unbiased)
@@ -245,11 +246,15 @@ def _centred(
     if view.size == 0:
         return view
     valid = samples.valid[:, None]
-    counts = samples.valid if samples.shares is None else samples.shares != 0
-    # A row that counts as the shift makes the deviations of a constant dimension exactly 0.
-    shift = lax.stop_gradient(view)[jnp.argmax(counts)]
+    shares = samples.valid.astype(view.dtype) if samples.shares is None else samples.shares
+    # The shift by a row that counts makes the deviations of a constant dimension exactly 0. That of
+    # the largest share keeps the digits of its own deviation, which is small where it is near 1.
+    shares = lax.stop_gradient(shares)
+    row = jnp.argmax(shares)
+    shift, share = lax.stop_gradient(view)[row], shares[row]
     if axis_name is not None:
-        shift = max_over(jnp.where(jnp.any(counts), shift, -jnp.inf), axis_name)
+        has_shift = (share > 0) & (share == max_over(share, axis_name))
+        shift = max_over(jnp.where(has_shift, shift, -jnp.inf), axis_name)
         shift = jnp.where(shift == -jnp.inf, 0, shift)  # No row counts on any device.
     shifted = jnp.where(valid, view - shift[None, :], 0)
     mean = sum_over(jnp.sum(_weighted(shifted, samples), axis=0), axis_name) / samples.number

@@ -649,9 +649,9 @@ def test_the_command_prints_the_numbers(capsys):
 
 def test_what_cannot_be_computed_is_refused(capsys):
     for words, message in (
-        ("0", "--deviation must be a number above 0, got 0"),
-        ("nan", "--deviation must be a number above 0, got nan"),
-        ("inf", "--deviation must be a number above 0, got inf"),
+        ("0", "--deviation must be finite and above 0, got 0"),
+        ("nan", "--deviation must be finite and above 0, got nan"),
+        ("inf", "--deviation must be finite and above 0, got inf"),
         ("1 --effect 0", "--effect must not be 0"),
         ("1 --effect nan", "--effect must be finite, got nan"),
         ("1 --pairs 1", "--pairs must be numbers of at least 2, got (1,)"),

@@ -199,9 +199,11 @@ HEAD = {
 }
 
 
-def build(loss: integration.Name = CONFIG.loss.name, **changes) -> Protocol:
+def build(
+    loss: integration.Name = CONFIG.loss.name, strategy: str = "random", **changes
+) -> Protocol:
     evaluation = dataclasses.replace(EVALUATION, **changes)
-    sampling = SamplingConfig(batch_size=40)
+    sampling = SamplingConfig(batch_size=40, strategy=strategy)
     return few_shot.build(
         FewShotConfig(loss=IntegratedLoss(loss), evaluation=evaluation, sampling=sampling)
     )
@@ -293,6 +295,11 @@ def test_the_span_of_the_classifier_is_measured_on_request():
     assert measured["effective rank of the classifier"] == subspace.effective_rank
     expected = integration.gradient_cosine(CONFIG.loss, training, 40)
     assert measured["cosine of the gradients inside the span"] == expected
+    results = build(strategy="3x4", span=True).evaluate(
+        "novel", {"novel": outputs(HEAD), "base": training}.__getitem__
+    )
+    (of_batches,) = (x["value"] for x in results["metrics"] if x["name"].startswith("cosine of"))
+    assert of_batches == integration.gradient_cosine(CONFIG.loss, training, 12) != expected
 
 
 def test_the_cosine_of_the_gradients_is_that_of_finite_differences():

@@ -495,3 +495,6 @@ def test_sets_of_two_sizes_need_one(monkeypatch):
     shapes["cub_fewshot"] = (84, 84, 1)
     resized = dataclasses.replace(TINY, data=dataclasses.replace(data, image_size=32))
     negative_margin.build(resized).check_data(16, counts)
+    # Validations during training may have the shots of the evaluation.
+    evaluation = dataclasses.replace(EVALUATION, validation_shots=EVALUATION.shots[0])
+    negative_margin.build(dataclasses.replace(TINY, evaluation=evaluation)).check_data(16, counts)

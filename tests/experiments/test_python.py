@@ -205,6 +205,10 @@ def test_errors_on_runs(trained, folders, tmp_path):
         experiments.evaluate(run, {"loss.name": "nca"}, folders=folders)
     with pytest.raises(ConfigError, match="'two' must be of type int"):
         experiments.evaluate(run, {"evaluation.ways": "two"}, folders=folders)
+    with pytest.raises(ConfigError, match=r"shots must be different values, got \(1, 1\)"):
+        experiments.evaluate(run, {"evaluation.shots": (1, 1)}, folders=folders)
+    with pytest.raises(ConfigError, match="validation_episodes must be at least"):
+        experiments.evaluate(run, {"evaluation.validation-episodes": 0}, folders=folders)
     with pytest.raises(ConfigMismatchError, match="another configuration"):
         experiments.train("icons-sphere", directory=directory, folders=folders)
     with pytest.raises(CheckpointError, match="nowhere"):

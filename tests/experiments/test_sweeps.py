@@ -266,7 +266,7 @@ def test_runs_are_compared_chosen_and_pooled(tmp_path, swept, capsys, monkeypatc
     assert "±: standard deviation over data.subset_seed 0, 1, each" in output
     note = "- Subsets overlap and share their test images: means and intervals over"
     assert note in output
-    over = "loss.name=loose data.samples_per_class/data.subset_seed=5/0,5/1"
+    over = "loss.name=loose data.samples_per_class/data.subset_seed=5/0,6/1"
     output, _ = table("subsets-of-images", f"{over} --pairs-over data.subset_seed")
     assert note in output
 

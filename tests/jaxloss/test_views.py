@@ -10,7 +10,7 @@ import pytest
 
 import jaxloss
 from jaxloss.testing import check_loss
-from tests.jaxloss.harness import QUICK, P, assert_close, finite, over_mesh, raises
+from tests.jaxloss.harness import QUICK, P, assert_close, enable_x64, finite, over_mesh, raises
 from tests.tolerances import FLOAT32
 
 N, DIM = 16, 5
@@ -143,39 +143,49 @@ def test_one_sample(loss):
     np.testing.assert_allclose(value, one, rtol=4 * FLOAT32)
 
 
-@pytest.mark.parametrize("weight", [1e-4, 1e-6, 1e-8, 1e-10])
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_weight_far_above_all_others(weight, devices):
-    """A covariance then has the factor 1 / (1 − Σ s²), with Σ s² near 1."""
-    first, second = (view[:4] for view in problem())
-    weights = np.array([weight, 1.0, weight / 3, 0.0])
-    shares = weights / weights.sum()
-
-    def formula(view):
-        centred = view - shares @ view
-        unbiased = np.sum(shares * (1 - shares))
-        return (shares[:, None] * centred).T @ centred / unbiased
-
-    def penalty(view):
-        covariance = formula(view)
-        variances = np.diag(covariance)
-        hinge = np.mean(np.maximum(1 - np.sqrt(variances + 1e-4), 0))
-        return hinge, (np.sum(covariance**2) - np.sum(variances**2)) / DIM
-
-    hinges, covariances = zip(penalty(first), penalty(second), strict=True)
-    invariance = shares @ np.mean((first - second) ** 2, axis=1)
-    expected = 25 * invariance + 25 * np.sum(hinges) + np.sum(covariances)
+@pytest.mark.parametrize("weight", [1e-4, 1e-7, 1e-10])
+@pytest.mark.parametrize("row", [0, 1])
+@every_loss
+def test_a_weight_far_above_all_others(loss, row, weight):
+    """Deviations of that row are small. A covariance has the factor 1 / (1 − Σ s²), Σ s² near 1."""
+    views = tuple(view[:4] for view in problem())
+    weights = np.array([1.0, weight, weight / 3, 0.0])[[row, 1 - row, 2, 3]]
 
     def value(views, weights, axis_name=None):
-        return jaxloss.vicreg_loss(*views, sample_weights=weights, axis_name=axis_name)
+        return loss(*views, sample_weights=weights, axis_name=axis_name)
 
-    if devices > 1:
-        value = over_mesh(partial(value, axis_name="batch"), P("batch"), P(), (devices,))
-    given = tuple(jnp.asarray(view, jnp.float32) for view in (first, second))
-    run = jax.jit(jax.value_and_grad(value), compiler_options=QUICK)
-    got, gradients = run(given, jnp.asarray(weights, jnp.float32))
-    np.testing.assert_allclose(got, expected, rtol=1e-4)
-    assert finite(gradients)
+    def run(value, dtype):
+        given = jax.tree.map(lambda x: jnp.asarray(x, dtype), (views, weights))
+        return jax.jit(jax.value_and_grad(value), compiler_options=QUICK)(*given)
+
+    with enable_x64(True):
+        expected = jax.tree.map(np.asarray, run(value, jnp.float64))
+    if loss is jaxloss.vicreg_loss:
+        np.testing.assert_allclose(expected[0], weighted_vicreg(views, weights), rtol=1e-6)
+    spread = over_mesh(partial(value, axis_name="batch"), P("batch"), P(), (2,))
+    for of_float32 in (value, spread):
+        assert_close(run(of_float32, jnp.float32), expected, 2**6 * FLOAT32)
+
+
+def weighted_vicreg(views, weights):
+    """The loss by its formula, with the default coefficients."""
+    shares = weights / weights.sum()
+    value = 25 * shares @ np.mean((views[0] - views[1]) ** 2, axis=1)
+    for view in views:
+        centred = view - shares @ view
+        covariance = (shares[:, None] * centred).T @ centred / np.sum(shares * (1 - shares))
+        variances = np.diag(covariance)
+        value += 25 * np.mean(np.maximum(1 - np.sqrt(variances + 1e-4), 0))
+        value += (np.sum(covariance**2) - np.sum(variances**2)) / DIM
+    return value
+
+
+@every_loss
+def test_weights_whose_shares_underflow_are_not_there(loss):
+    first, second = arrays()
+    weights = jnp.full(N, 1e-36).at[3].set(1e10)
+    got = results(loss, first, second, weights=weights)
+    assert_close(got, results(loss, first, second, weights=jnp.arange(N) == 3), FLOAT32)
 
 
 # Errors ----
