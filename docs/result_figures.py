@@ -91,7 +91,7 @@ FIGURES = {
     "margin-radicals": Picture(
         "Margins from radicals to icons: eight pairs",
         "-shot",
-        "Pre-training with a margin m, from kanji radicals to icons: differences to m = 0",
+        "Margins from kanji radicals to icons: differences to m = 0",
     ),
     "fine-tuning-margin": Picture(
         "Margin of the fine-tuning",

@@ -192,7 +192,7 @@ def test_a_folder_without_validation_classes_says_so_whatever_its_name(dirs, tmp
 def test_classification_tests_on_a_share_and_linear_knows_what_was_seen(dirs, tmp_path):
     folder, folders = put(tmp_path / "pets", COUNTS), Folders(**dirs)
     name = name_of(folder)
-    with pytest.raises(ExperimentError, match="class ant has too few images for data"):
+    with pytest.raises(ExperimentError, match="class ant has too few images to hold out"):
         build_protocol(config_of("folder", name)).counts_by_split(folders)
     put(folder, {"ant": 6, "bee": 6, "cat": 6, "dog": 7})
     counts = build_protocol(config_of("folder", name)).counts_by_split(folders)
