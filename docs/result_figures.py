@@ -65,11 +65,6 @@ FIGURES = {
         "dynamic − this",
         "Long tail of the icons, three pairs: dynamic minus each other method",
     ),
-    "longtail-fresh": Picture(
-        "Six fresh seeds for dynamic, static and fixed-ce",
-        "dynamic − this",
-        "Long tail of the icons, six pairs: dynamic minus each other method",
-    ),
     "kanji": Picture(
         "Eight losses", "mAP@", "Multi-label losses on kanji: mean average precision", over=None
     ),
