@@ -418,7 +418,7 @@ def test_numbers_of_rows_that_do_not_count_do_not_leak(block_size):
 @pytest.mark.parametrize("block_size", [None, 2])
 def test_values_may_have_a_pole_anywhere(similarity, value, mask, block_size):
     """Pairs that do not count get no similarity at which a value might have no derivative."""
-    # Of their own, so that every pair that counts, also a negative one, has a squared distance < 1.
+    # With these numbers, no pair has a squared distance of 1 or more, where the root has no value.
     numbers = np.random.default_rng(0).normal(size=(6, 3))
     rows = jax.nn.softmax(jnp.asarray(numbers, jnp.float32))
     labels = jnp.array([0, 0, 1, 1, 2, 3])  # Tiles of two rows, some without a pair that counts.
