@@ -92,7 +92,8 @@ class Statistic(NamedTuple):
     """Of each pair that counts. It may be infinite or have no derivative for the others."""
     mask: Callable[..., Bool[Array, "a b"]] | None = None
     """Which pairs count, a function of the same arguments; by default all of them. It must leave
-    out pairs whose value is NaN even if the loss ignores their result: 0 · NaN is no gradient."""
+    out a pair whose derivative is NaN or infinite, even if the loss does not use what is found of
+    its anchor: the gradient would be 0 · NaN or 0 · ∞, which is NaN."""
     bound: float | None = None
     """A number that is never below the absolute value. A small Python number saves a `LOGSUMEXP`
     its peaks; a wrong one overflows."""
