@@ -65,7 +65,13 @@ def index_classes(labels: Any) -> ClassIndex:
         return labels
     if isinstance(labels, np.ma.MaskedArray):
         raise TypeError("`labels` must be a plain array, got a masked one; use labels.filled(-1)")
-    labels = np.asarray(labels)
+    try:
+        labels = np.asarray(labels)
+    except TypeError as error:  # A traced array.
+        raise TypeError(
+            "`labels` must be an array whose values are known, got "
+            f"{type(labels).__name__}; draw batches outside of `jax.jit`"
+        ) from error
     labels = labels if labels.size else labels.astype(np.int64)
     if labels.dtype.kind not in "iu":
         raise TypeError(f"`labels` must be integers, got dtype {labels.dtype}")

@@ -102,14 +102,6 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"{share:8.4f}  {key}, in {test}")
 
 
-@pytest.fixture(autouse=True, scope="session")
-def losses_are_compiled():
-    from tests.jaxloss.harness import compiled_losses
-
-    with compiled_losses():
-        yield
-
-
 def pytest_collection_finish():
     """Modules and tests live on: they are not searched for garbage."""
     gc.collect()

@@ -102,7 +102,7 @@ def nan_where_no_target(
     if not jnp.issubdtype(targets.dtype, jnp.inexact):
         return rows
     unknown = jnp.any(jnp.isnan(targets), axis=1)
-    return rows * jnp.where(valid & unknown, jnp.nan, 1).astype(rows.dtype)[:, None]
+    return rows * (1 + nan_where(valid & unknown, rows.dtype))[:, None]
 
 
 def nan_where_no_class(
@@ -112,7 +112,16 @@ def nan_where_no_class(
     num_classes: int,
 ) -> Float[Array, " n"]:
     """Returns `values` with NaN, also in the gradient, where a valid label is C or more."""
-    return values * jnp.where(valid & (labels >= num_classes), jnp.nan, 1).astype(values.dtype)
+    return values * (1 + nan_where(valid & (labels >= num_classes), values.dtype))
+
+
+def nan_where(condition: Bool[Array, " *shape"], dtype: DTypeLike) -> Float[Array, " *shape"]:
+    """Returns NaN where the condition is True, and else 0.
+
+    A constant NaN would stop `jax.debug_nans`, although it is not used.
+    """
+    infinite = jnp.where(condition, jnp.inf, 0).astype(dtype)
+    return infinite - infinite
 
 
 def reduce(

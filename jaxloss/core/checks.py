@@ -144,16 +144,16 @@ def same_labels(labels: Integer[Array, " n"], given: Any, dtype: Any) -> Integer
 
     Args:
       labels: The checked labels.
-      given: The same, not checked. Only the values of NumPy arrays are looked at.
+      given: The same, not checked. Where they are traced, their values are not known.
       dtype: That of the queue.
     """
     if not np.can_cast(labels.dtype, dtype):
-        if not isinstance(given, np.ndarray):
+        if isinstance(given, Tracer):
             raise TypeError(
                 f"`labels` must have a dtype that fits into that of `queue.labels`, {dtype}, got "
                 f"{labels.dtype}; if their values fit, pass labels.astype(jnp.{dtype})"
             )
-        _check_values("labels", given, dtype)
+        _check_values("labels", np.asarray(given), dtype)
     return labels.astype(dtype)
 
 
@@ -309,6 +309,8 @@ def in_range(
     above: int | float | None = None,
     at_least: int | float | None = None,
     below: int | float | None = None,
+    at_most: int | float | None = None,
+    hint: str = "",
 ) -> Number:
     """Returns the checked hyperparameter as a Python float, which promotes no array.
 
@@ -316,9 +318,9 @@ def in_range(
     """
     if isinstance(value, Tracer) and value.ndim == 0:
         return value.astype(dtype)
-    limits = {"above": above, "at least": at_least, "below": below}
+    limits = {"above": above, "at least": at_least, "below": below, "at most": at_most}
     conditions = [f" and {kind} {limit}" for kind, limit in limits.items() if limit is not None]
-    text = f"`{name}` must be a scalar, finite{''.join(conditions)}, got {value!r}"
+    text = f"`{name}` must be a scalar, finite{''.join(conditions)}, got {value!r}{hint}"
     if isinstance(value, str | bytes | list | tuple | Tracer) or np.ndim(value) != 0:
         raise TypeError(text + _hint_of_param(name, value))
     try:
@@ -332,6 +334,7 @@ def in_range(
         or (above is not None and number <= above)
         or (at_least is not None and number < at_least)
         or (below is not None and number >= below)
+        or (at_most is not None and number > at_most)
     ):
         raise ValueError(text)
     return number
@@ -342,12 +345,11 @@ def number_or_per_class(
     value: Any,
     num_classes: int,
     dtype: DTypeLike,
-    *,
-    at_least: int | float | None = None,
+    **limits: Any,
 ) -> Number | Float[Array, " C"]:
     """Returns a hyperparameter as a number, checked as in `in_range`, or as an array `[C]`."""
     if not isinstance(value, jax.Array | np.ndarray) or value.ndim == 0:
-        return in_range(name, value, dtype, at_least=at_least)
+        return in_range(name, value, dtype, **limits)
     array = floating(name, value, "C")
     if array.shape[0] != num_classes:
         raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from jaxloss.core import checks
 from jaxloss.core.backend import on_cpu
 from jaxloss.core.products import Low, low_dtypes, product
+from jaxloss.core.programs import compiled_once
 from jaxloss.core.sharding import divided
 
 
@@ -143,6 +144,7 @@ def inverse_root(squares: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
     return jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squares)))
 
 
+@compiled_once
 def power_of_two_scaled(rows: Float[Array, "n d"], valid: Bool[Array, " n"]) -> Float[Array, "n d"]:
     """Returns rows times powers of two, which is exact, so that no square over- or underflows.
 
@@ -174,6 +176,7 @@ def tangential(
     return jnp.where(inverse_norms == 0, 0, gradient - x * along)
 
 
+@compiled_once
 def l2_normalize(
     x: Float[Array, "a b"],
     valid: Bool[Array, " a"] | None = None,
@@ -321,11 +324,30 @@ def linear_logits(
     """
     features = checks.floating("features", features, "n d")
     weights, bias = checks.classifier(features, weights, bias)
+    return logits_of(*widened_classifier(features, weights, bias))
+
+
+Classifier: TypeAlias = tuple[Array, Array, Array | None, tuple[Low, Low]]
+
+
+def widened_classifier(
+    features: Float[Array, "n d"], weights: Float[Array, "d C"], bias: Float[Array, " C"] | None
+) -> Classifier:
+    """Returns the arrays in one dtype, and in which low dtype features and weights are exact."""
     arrays = (features, weights) if bias is None else (features, weights, bias)
-    low = low_dtypes(*arrays)[:2]
     features, weights, *rest = widen(*arrays)
+    return features, weights, rest[0] if rest else None, low_dtypes(*arrays)[:2]
+
+
+def logits_of(
+    features: Float[Array, "n d"],
+    weights: Float[Array, "d C"],
+    bias: Float[Array, " C"] | None,
+    low: tuple[Low, Low],
+) -> Float[Array, "n C"]:
+    """Returns the logits of arrays that `widened_classifier` has returned."""
     logits = product_with_columns(features, weights, low)
-    return logits + rest[0][None, :] if rest else logits
+    return logits if bias is None else logits + bias[None, :]
 
 
 def flat_columns(weights: Float[Array, "d C *K"]) -> Float[Array, "d _"]:

@@ -120,6 +120,13 @@ def softplus_where(condition: Bool[Array, " n"], x: Float[Array, " n"]) -> Float
     return jnp.where(condition, softplus(jnp.where(condition, x, 0)), 0)
 
 
+def difference_where(
+    condition: Bool[Array, " n"], a: Float[Array, " n"], b: Float[Array, " n"]
+) -> Float[Array, " n"]:
+    """Returns `a − b`, and 0 where the condition is False: there, both may be -inf."""
+    return jnp.where(condition, a, 0) - jnp.where(condition, b, 0)
+
+
 def finite_from_below(values: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
     """Returns the values with the lowest float in place of -inf, which marks an empty part."""
     return jnp.maximum(values, jnp.finfo(values.dtype).min)

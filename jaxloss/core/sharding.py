@@ -35,6 +35,7 @@ from jax.tree_util import Partial
 
 from jaxloss.core import checks
 from jaxloss.core.batch import AxisName
+from jaxloss.core.programs import Program, compiled_once, is_array, is_recorded, split
 
 Result: TypeAlias = Literal["loss", "losses of classes", "rows", "replicated"]
 """What a function returns: with `"loss"`, rows for `reduction="none"`, and else a scalar."""
@@ -100,8 +101,10 @@ def _divided(result: Result, function: Function) -> Function:
     flags = [k for k, p in signature.parameters.items() if is_own and isinstance(p.default, bool)]
     if result == "loss" and not _takes("axis_name", function):
         raise TypeError(f"`{function.__name__}` must take `axis_name=None`, as all losses do")
+    plain = function
     if is_own:
         _OWN.append(function)
+        plain = compiled_once(function)
 
     @functools.wraps(function)
     def on_any_mesh(*args: Any, **kwargs: Any) -> Any:
@@ -109,11 +112,11 @@ def _divided(result: Result, function: Function) -> Function:
             checks.flag(name, kwargs.get(name, False))
         mesh, is_sharded = _explicit_mesh((args, kwargs))
         if mesh is None or any(kwargs.get(name) is not None for name in _AXIS_NAMES):
-            return function(*args, **kwargs)
+            return plain(*args, **kwargs)
         if not is_sharded and isinstance(mesh, AbstractMesh):
             # Arrays that the function makes must be on the mesh, too.
             with jax.sharding.use_abstract_mesh(mesh):
-                return function(*args, **kwargs)
+                return plain(*args, **kwargs)
         with _errors_of(function, args, kwargs):
             given = signature.bind(*args, **kwargs).arguments
             return _call(function, given, _Spread(mesh, *_axes_of(function, given)), result)
@@ -386,64 +389,35 @@ def _call(function: Any, given: Mapping[str, Any], spread: _Spread, result: Resu
         isinstance(metrics, bool | np.bool_) and metrics
     ):  # Beside the loss, the same on every device.
         out_spec = (out_spec, P())
-    axes = zip(_AXIS_NAMES, (spread.axes, spread.class_axes), strict=True)
-    names = tuple(it for it in axes if it[1] is not None and _takes(it[0], function))
     arguments = _prepared(function, named, spread)
-    leaves, structure = jax.tree.flatten(arguments)
+    for name, axes in zip(_AXIS_NAMES, (spread.axes, spread.class_axes), strict=True):
+        if axes is not None and _takes(name, function):
+            arguments[name] = axes
+    program, arrays = split(function, arguments)
     of = jax.tree.leaves(_named(function, arguments))
-    specs = [spread.spec(argument, leaf) for argument, leaf in zip(of, leaves, strict=True)]
-    which = [k for k, leaf in enumerate(leaves) if _is_array(leaf)]
-    arrays = [spread.placed(of[k].name, leaves[k], specs[k]) for k in which]
-    others = tuple((k, type(x), x) for k, x in enumerate(leaves) if k not in which)
-    program = _Program(
-        function,
-        names,
-        structure,
-        tuple(which),
-        others,
-        spread.mesh,
-        tuple(specs[k] for k in which),
-        out_spec,
-    )
-    if any(isinstance(array, Tracer) for array in arrays):
-        return program.mapped()(*arrays)
+    placed, specs = [], []
+    for k, array in zip(program.which, arrays, strict=True):
+        specs.append(spread.spec(of[k], array))
+        placed.append(spread.placed(of[k].name, array, specs[-1]))
+    how = (program, spread.mesh, tuple(specs), out_spec)
+    if is_recorded():
+        return _mapped(*how)(*placed)
     try:
-        compiled = _compiled(program)
+        compiled = _compiled(*how)
     except TypeError:  # An argument that is not hashable.
-        compiled = jax.jit(program.mapped())
-    return compiled(*arrays)
+        compiled = jax.jit(_mapped(*how))
+    return compiled(*placed)
 
 
-class _Program(NamedTuple):
-    """What a device computes: all of a call but its arrays."""
-
-    function: Any
-    names: tuple[tuple[str, AxisName], ...]
-    structure: Any
-    """Of the arguments, with partial functions as pytrees."""
-    which: tuple[int, ...]
-    """The leaves of the arguments that are arrays."""
-    others: tuple[tuple[int, type, Any], ...]
-    """The other leaves: their places, types and values."""
-    mesh: Any
-    specs: tuple[P, ...]
-    out_spec: Any
-
-    def mapped(self) -> Callable[..., Any]:
-        def on_device(*own: Any) -> Any:
-            found = dict(zip(self.which, own, strict=True)) | {k: x for k, _, x in self.others}
-            arguments = jax.tree.unflatten(self.structure, [found[k] for k in sorted(found)])
-            return self.function(**arguments, **dict(self.names))
-
-        return jax.shard_map(
-            on_device, mesh=self.mesh, in_specs=self.specs, out_specs=self.out_spec
-        )
+def _mapped(program: Program, mesh: Any, specs: tuple[P, ...], out_spec: Any) -> Callable[..., Any]:
+    """Returns what all devices compute."""
+    return jax.shard_map(program.of_arrays(), mesh=mesh, in_specs=specs, out_specs=out_spec)
 
 
 @functools.lru_cache(maxsize=128)
-def _compiled(program: _Program) -> Callable[..., Any]:
+def _compiled(*how: Any) -> Callable[..., Any]:
     """Without `jax.jit`, `jax.shard_map` would compile every operation of every call by itself."""
-    return jax.jit(program.mapped())
+    return jax.jit(_mapped(*how))
 
 
 def _prepared(function: Any, arguments: Mapping[str, Any], spread: _Spread) -> dict[str, Any]:
@@ -546,14 +520,10 @@ def _size(mesh: Any, axes: AxisName | None) -> int:
     return math.prod(mesh.shape[axis] for axis in _as_tuple(axes))
 
 
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, (jax.Array, np.ndarray))
-
-
 def _arrays(arguments: Any) -> Iterator[Any]:
     """All arrays in a tree, and in the keywords of its partial functions."""
     for leaf in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, partial)):
         if isinstance(leaf, partial):
             yield from _arrays(leaf.keywords)
-        elif _is_array(leaf):
+        elif is_array(leaf):
             yield leaf

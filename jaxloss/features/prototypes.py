@@ -148,7 +148,8 @@ def _spread(
 
     def step(k, carry):
         prototypes, state = carry
-        gradient = _uniformity_gradient(prototypes, temperature * growth ** k.astype(jnp.float32))
+        k = jnp.asarray(k, jnp.float32)  # Without jit, it is a number of Python.
+        gradient = _uniformity_gradient(prototypes, temperature * growth**k)
         # Optax mixes floats with an integer step count, which strict promotion forbids.
         with jax.numpy_dtype_promotion("standard"):
             updates, state = optimizer.update(gradient, state)

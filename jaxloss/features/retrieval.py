@@ -12,7 +12,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Integer
 
 from jaxloss.core import checks
-from jaxloss.core.batch import AxisName, checked_rows, sum_over
+from jaxloss.core.batch import AxisName, checked_rows, nan_where, sum_over
 from jaxloss.core.products import float32_precision
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.queue import reference_rows
@@ -59,10 +59,12 @@ def retrieval_metrics(
        \mathrm{MAP@R} = \mathrm{mean}_i\, \tfrac{1}{R_i} \sum_{j ≤ R_i} P_{ij} h_{ij}
 
     h_ij is 1 if the j-th nearest reference of sample i is of its class, and 0 otherwise. R_i is the
-    number of references of its class. Of references whose computed distances are equal, such as
-    copies, the first in the array is the nearest. Cosines that are equal in exact arithmetic only,
-    such as those of r and 3·r, are ordered by their rounding errors. Samples are compared in
-    blocks, so that the memory does not grow with n·m.
+    number of references of its class. Of references at equal distances, such as copies, any may be
+    the nearest: the result is the mean over all their orders, and does not depend on the order of
+    the rows. If a network gives all images the same features, recall at 1 is the share of the class
+    among the references. Distances that are equal in exact arithmetic only, such as the cosines of
+    r and 3·r, are ordered by their rounding errors. Samples are compared in blocks, so that the
+    memory does not grow with n·m.
 
     Args:
       features: `[n, d]`.
@@ -132,23 +134,60 @@ def retrieval_metrics(
 def _of_block(pairs: Pairs, ks: tuple[int, ...]) -> tuple[Bool[Array, " a"], RetrievalMetrics]:
     """Returns which anchors have a positive, and the metrics of each anchor."""
     used = pairs.positives | pairs.negatives
-    distances = jnp.where(used, -pairs.similarities, jnp.inf)
-    # The sort is stable: the first of equal ones stays the first.
-    _, hits = lax.sort((distances, pairs.positives.astype(distances.dtype)), num_keys=1)
-    found = jnp.cumsum(hits, axis=1)
+    farthest = jnp.finfo(pairs.similarities.dtype).max  # Below that of what is not used.
+    distances = jnp.where(used, jnp.minimum(-pairs.similarities, farthest), jnp.inf)
+    distances, hits = lax.sort((distances, pairs.positives.astype(distances.dtype)), num_keys=1)
     size = jnp.sum(pairs.positives, axis=1, dtype=distances.dtype)[:, None]
     ranks = jnp.arange(1, hits.shape[1] + 1, dtype=distances.dtype)[None, :]
+    tied = _tied(distances, hits, ranks)
+    # Whether a rank is a hit, and also some rank before it, in the mean over all orders.
+    hit = tied.hits / tied.number
+    rivals = jnp.maximum(tied.number - 1, 1)
+    precision = (1 + tied.found + tied.before * (tied.hits - 1) / rivals) / ranks
+    # The ranks of a tie are drawn one after the other: whether this one misses if those before do.
+    left = tied.number - tied.before
+    missed = jnp.maximum(left - tied.hits, 0) / left
     relevant = ranks <= size
-    precision = found / ranks
     some = jnp.maximum(size[:, 0], 1)
+    recalls = [1 - jnp.prod(jnp.where(ranks <= k, missed, 1), axis=1) for k in ks]
     values = RetrievalMetrics(
-        jnp.stack([jnp.any((ranks <= k) & (hits > 0), axis=1) for k in ks], axis=1).astype(
-            hits.dtype
-        ),
-        jnp.sum(jnp.where(relevant, hits, 0), axis=1) / some,
-        jnp.sum(jnp.where(relevant, precision * hits, 0), axis=1) / some,
+        jnp.stack(recalls, axis=1),
+        jnp.sum(jnp.where(relevant, hit, 0), axis=1) / some,
+        jnp.sum(jnp.where(relevant, precision * hit, 0), axis=1) / some,
     )
     unknown = jnp.any(used & jnp.isnan(pairs.similarities), axis=1)
     return size[:, 0] > 0, jax.tree.map(
-        lambda x: jnp.where(jnp.expand_dims(unknown, range(1, x.ndim)), jnp.nan, x), values
+        lambda x: x + nan_where(jnp.expand_dims(unknown, range(1, x.ndim)), x.dtype), values
     )
+
+
+class _Tied(NamedTuple):
+    """Of each rank, and of the ranks that are at the same distance."""
+
+    number: Float[Array, "a m"]
+    hits: Float[Array, "a m"]
+    """How many of them are hits."""
+    before: Float[Array, "a m"]
+    """How many of them come before this rank."""
+    found: Float[Array, "a m"]
+    """The hits that are nearer."""
+
+
+def _tied(
+    distances: Float[Array, "a m"], hits: Float[Array, "a m"], ranks: Float[Array, "1 m"]
+) -> _Tied:
+    """Returns what is tied, from sorted distances and their hits."""
+    nearer = distances[:, :-1] < distances[:, 1:]
+    edge = jnp.ones_like(distances[:, :1], dtype=bool)
+    begins = jnp.concatenate([edge, nearer], axis=1)
+    ends = jnp.concatenate([nearer, edge], axis=1)
+    total = jnp.cumsum(hits, axis=1)
+
+    def from_begin(values: Float[Array, "_ m"]) -> Float[Array, "a m"]:
+        return lax.cummax(jnp.where(begins, values, 0), axis=1)
+
+    def from_end(values: Float[Array, "_ m"]) -> Float[Array, "a m"]:
+        return lax.cummin(jnp.where(ends, values, jnp.inf), axis=1, reverse=True)
+
+    first, found = from_begin(ranks), from_begin(total - hits)
+    return _Tied(from_end(ranks) - first + 1, from_end(total) - found, ranks - first, found)

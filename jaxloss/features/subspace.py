@@ -182,7 +182,7 @@ def _cholesky(
     rounding = 4 * limits.eps * jnp.max(jnp.sum(jnp.abs(gram), axis=1))
     constant = lax.stop_gradient(epsilon)
     requested = jnp.maximum(constant, tolerance**2 * largest)
-    requested = jnp.where(jnp.isnan(rounding), jnp.nan, requested)
+    requested = requested + (rounding - rounding)  # A NaN of the Gram matrix stays visible.
     floor = jnp.maximum(jnp.maximum(requested, rounding), limits.tiny**0.5)
 
     def shifted(used: Float[Array, ""]) -> tuple[Float[Array, "k k"], Float[Array, ""]]:

@@ -113,7 +113,7 @@ def classifier_loss(
       margin: m, any number, or `[C]` for a margin per class.
       scale: β > 0.
       sample_margin: `[n]`, or None: added to m.
-      angular_margin: Radians ≥ 0, a number or `[C]`; `similarity="cosine"` only.
+      angular_margin: Radians from 0 to π, a number or `[C]`; `similarity="cosine"` only.
       sample_angular_margin: `[n]` of any sign, or None: added to the angular margin;
         `similarity="cosine"` only.
       label_smoothing: ε in [0, 1). It smooths the targets of the scaled logits a, so the margin
@@ -195,12 +195,12 @@ def classifier_loss(
             own_bias = of_own_class(bias.astype(target.dtype), labels, class_axis_name)
             cosines = jnp.where(own_bias == -jnp.inf, 0, cosines - own_bias)
     lowered_by = scale * lowering(margins, cosines)
-    target = target - lowered_by
-    # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
-    values = softplus(rest - target)
+    # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss. Margins come after
+    # the difference: beside a large logit, they would be lost.
+    values = softplus(rest - target + lowered_by)
     num_classes = weights.shape[1] * (1 if class_axis_name is None else axis_size(class_axis_name))
     if is_on(label_smoothing):
-        gaps = target - (total - lowered_by) / num_classes
+        gaps = target - total / num_classes - lowered_by * (1 - 1 / num_classes)
         if isinstance(label_smoothing, jax.Array):  # At 0, a class that is left out adds nothing.
             gaps = jnp.where((label_smoothing == 0) & (gaps == jnp.inf), 0, gaps)
         values = values + label_smoothing * gaps

@@ -11,7 +11,12 @@ from jaxtyping import Bool, Float, Integer, Real
 from jaxloss.core import checks
 from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.checks import Number
-from jaxloss.core.logsumexp import inverse_if_known, softplus, softplus_where
+from jaxloss.core.logsumexp import (
+    difference_where,
+    inverse_if_known,
+    softplus,
+    softplus_where,
+)
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.comparison import compare
 from jaxloss.pairs.fused import in_two_stages
@@ -124,8 +129,7 @@ def supervised_contrastive_loss(
         total_weight = jnp.where(sums.has_positive, weights.positive, 1)
         # A single positive is its own log-sum-exp, so that a small loss does not cancel.
         among_positives = sums.positive - weighted.positive / total_weight
-        defined = sums.has_positive & sums.has_negative
-        values = among_positives + softplus_where(defined, sums.negative - sums.positive)
+        values = among_positives + _against_negatives(sums)
     else:
         (sums, weights, *found), (weighted,) = in_two_stages(
             pairs.sides,
@@ -141,14 +145,19 @@ def supervised_contrastive_loss(
     loss = pairs.reduce(values, sums.has_positive, sample_weights, reduction)
     if not metrics:
         return loss
-    defined = sums.has_positive & sums.has_negative
-    log_sums = sums.positive + softplus_where(defined, sums.negative - sums.positive)
+    log_sums = sums.positive + _against_negatives(sums)
     largest, total, *counted = found
     # Overlaps of class indices are 1: their sum is the number of positives.
     number = counted[0].positive if counted else weights.positive
     numbers = ByClass(number, num_others(pairs.sides, pairs.dtype) - number)
     found = Watched(largest, total, numbers)
     return loss, contrastive_metrics(pairs.sides, found, log_sums, sums.has_positive)
+
+
+def _against_negatives(sums: ByClass) -> Float[Array, " n"]:
+    """Returns by how much the log-sum-exp of all logits exceeds that of the positives."""
+    defined = sums.has_positive & sums.has_negative
+    return softplus_where(defined, difference_where(defined, sums.negative, sums.positive))
 
 
 def _overlap(similarities: Float[Array, "a b"], overlaps: Array, _: Array) -> Float[Array, "a b"]:

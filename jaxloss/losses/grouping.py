@@ -24,6 +24,7 @@ from jaxloss.core.batch import (
 from jaxloss.core.linear import widen
 from jaxloss.core.logsumexp import finite_from_below, logsumexp, softplus
 from jaxloss.core.products import Low, low_dtypes, product
+from jaxloss.core.programs import compiled_once
 from jaxloss.core.sharding import divided
 
 Bound: TypeAlias = Literal["tight", "loose"]
@@ -233,6 +234,7 @@ def contiguous_groups(num_samples: int, dim: int, num_groups: int) -> Int32[Arra
     return jnp.broadcast_to(jnp.asarray(groups)[None, :], (num_samples, dim))
 
 
+@compiled_once
 def random_groups(
     key: Key[Array, ""] | UInt32[Array, " _"], num_samples: int, dim: int, num_groups: int
 ) -> Int32[Array, "n d"]:
@@ -275,12 +277,12 @@ def _group_sizes(dim: int, num_groups: int) -> list[int]:
 
 def _sortable_bits(scores: Float[Array, "n d"]) -> UInt[Array, "n d"]:
     """Returns unsigned integers in the order of the floats, with −0 equal to 0 and NaN largest."""
-    scores = jnp.where(jnp.isnan(scores), jnp.nan, scores)  # All NaN get the same bits.
     unsigned = jnp.uint64 if scores.dtype == jnp.float64 else jnp.uint32
     bits = lax.bitcast_convert_type(scores, unsigned)
     sign = jnp.asarray(1 << (jnp.iinfo(unsigned).bits - 1), unsigned)
     magnitude = bits & (sign - 1)
-    return jnp.where(bits >= sign, sign - magnitude, sign + magnitude)
+    ordered = jnp.where(bits >= sign, sign - magnitude, sign + magnitude)
+    return jnp.where(jnp.isnan(scores), jnp.asarray(jnp.iinfo(unsigned).max, unsigned), ordered)
 
 
 def _equal_groups(keys: UInt[Array, "n d"], num_groups: int) -> Int32[Array, "n d"]:

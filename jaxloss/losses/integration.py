@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Integer
 from jaxloss.core import checks
 from jaxloss.core.batch import AxisName, Reduction, labelled_rows
 from jaxloss.core.checks import Number
-from jaxloss.core.linear import linear_logits, wide_dtype
+from jaxloss.core.linear import logits_of, wide_dtype, widened_classifier
 from jaxloss.core.sharding import divided
 from jaxloss.features.subspace import SpectralBasis, project_complement, project_spectral_complement
 from jaxloss.losses.metric import nca_loss
@@ -77,7 +77,7 @@ def sum_loss(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (sum loss, Tables B to D).
     """
     return _combined_loss(
-        lambda features, _: features,
+        None,
         (features, labels, weights, bias),
         (classification_loss, metric_loss, metric_weight),
         (where, sample_weights, reduction, axis_name),
@@ -199,7 +199,7 @@ def spectral_sum_loss(
 
 
 def _combined_loss(
-    transform: Transform,
+    transform: Transform | None,
     arrays: tuple[Any, Any, Any, Any],
     losses: tuple[Loss, Loss, Any],
     common: tuple[Any, Any, Any, AxisName | None],
@@ -207,7 +207,7 @@ def _combined_loss(
     """Returns `classification_loss(Wᵀx + b) + metric_weight · metric_loss(transform(x, W))`.
 
     Args:
-      transform: Maps features and weights to the features of the metric loss.
+      transform: Maps features and weights to the features of the metric loss. None: the features.
       arrays: Features, labels, weights and bias, not checked yet.
       losses: The classification loss, the metric loss and its weight.
       common: The common keywords of `jaxloss`, in their order.
@@ -221,12 +221,13 @@ def _combined_loss(
     dtype = wide_dtype(*jax.tree.leaves((features, weights, bias)))
     metric_weight = checks.in_range("metric_weight", metric_weight, dtype)
     keywords = dict(zip(_COMMON, common, strict=True))
-    metric_features = transform(features, weights)
+    # Widened once, so that the sum of their gradients is rounded once.
+    *wide, low = widened_classifier(features, weights, bias)
+    metric_features = features if transform is None else transform(*wide[:2])
     if _takes_classifier(classification_loss):
         classification = classification_loss(features, labels, weights, bias, **keywords)
     else:
-        logits = linear_logits(features, weights, bias)
-        classification = classification_loss(logits, labels, **keywords)
+        classification = classification_loss(logits_of(*wide, low), labels, **keywords)
     metric = metric_loss(metric_features, labels, **keywords)
     if isinstance(metric, tuple):
         raise TypeError("`metric_loss` must return a loss, got a tuple; leave out `metrics=True`")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -58,7 +59,9 @@ def margins_of_samples(
         return jnp.where(valid, value, 0) if jnp.ndim(value) else value
 
     cosine = total("margin", margin, sample_margin)
-    angle = total("angular_margin", angular_margin, sample_angular_margin, at_least=0)
+    radians: dict[str, Any] = {"at_least": 0, "at_most": math.pi}
+    radians["hint"] = "; it is an angle in radians, such as np.radians(28.6)"
+    angle = total("angular_margin", angular_margin, sample_angular_margin, **radians)
     return Margins(cosine, None if isinstance(angle, float) and angle == 0 else angle)
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Integer
 from jaxloss.core import checks
 from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.checks import Number
-from jaxloss.core.logsumexp import softplus_where
+from jaxloss.core.logsumexp import difference_where, softplus_where
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.comparison import Comparison, compare
 from jaxloss.pairs.metrics import Watched, contrastive_metrics, watched
@@ -91,7 +91,7 @@ def nca_loss(
     sums, *found = pairs.statistics(jnp.asarray(temperature), logits, *others)
     # −log(p / (p + q)) = softplus(log q − log p) does not cancel for a small loss.
     defined = sums.has_positive & sums.has_negative
-    values = softplus_where(defined, sums.negative - sums.positive)
+    values = softplus_where(defined, difference_where(defined, sums.negative, sums.positive))
     # Without a negative, the loss is 0 or NaN: a NaN in a sample that counts is not hidden.
     own = jnp.where(sums.has_positive, sums.positive, 0)
     values = values + jnp.where(sums.has_negative, 0, own - own)
@@ -180,12 +180,12 @@ def multi_similarity_loss(
     alpha = checks.in_range("positive_scale", positive_scale, pairs.dtype, above=0)
     beta = checks.in_range("negative_scale", negative_scale, pairs.dtype, above=0)
     threshold = checks.in_range("threshold", threshold, pairs.dtype)
-    mask = None
+    margin, mask = 0.0, None
     if mining_margin is not None:
         margin = checks.in_range("mining_margin", mining_margin, pairs.dtype, at_least=0)
-        pairs, mask = pairs.given(_mining_limits(pairs, margin)), _is_hard
+        pairs, mask = pairs.given(_hardest(pairs)), _is_hard
     logits = Statistic(LOGSUMEXP, _multi_similarity_logit, mask, is_smooth=True)
-    (sums,) = pairs.statistics(tuple(map(jnp.asarray, (alpha, beta, threshold))), logits)
+    (sums,) = pairs.statistics((alpha, beta, threshold, margin), logits)
     positive = softplus_where(sums.has_positive, sums.positive)
     negative = softplus_where(sums.has_negative, sums.negative)
     values = positive / jnp.asarray(alpha, pairs.dtype) + negative / jnp.asarray(beta, pairs.dtype)
@@ -195,19 +195,18 @@ def multi_similarity_loss(
 def _multi_similarity_logit(
     similarities: Float[Array, "a b"],
     positives: Bool[Array, "a b"],
-    params: tuple[Array, Array, Array],
-    _limits: ByClass | None = None,
+    params: tuple[Array, ...],
+    _hardest: ByClass | None = None,
 ) -> Float[Array, "a b"]:
-    alpha, beta, threshold = params
+    alpha, beta, threshold, _ = params
     return (similarities - threshold) * jnp.where(positives, -alpha, beta)
 
 
-def _mining_limits(pairs: Comparison, margin: Number) -> ByClass:
-    """Returns the similarities below which positives and above which negatives are hard."""
+def _hardest(pairs: Comparison) -> ByClass:
+    """Returns the similarities with which those of positives and of negatives are compared."""
     hardness = Statistic(PEAK, _hardness, is_smooth=True, has_gradient=False)
     (hardest,) = pairs.statistics((), hardness)
-    margin = lax.stop_gradient(jnp.asarray(margin, pairs.dtype))
-    return ByClass(hardest.negative + margin, -hardest.positive - margin)
+    return ByClass(hardest.negative, -hardest.positive)
 
 
 def _hardness(
@@ -219,12 +218,12 @@ def _hardness(
 def _is_hard(
     similarities: Float[Array, "a b"],
     positives: Bool[Array, "a b"],
-    _params: tuple[Array, ...],
-    limits: ByClass,
+    params: tuple[Array, ...],
+    hardest: ByClass,
 ) -> Bool[Array, "a b"]:
-    # A NaN is hard, so that it stays visible.
-    is_easy = jnp.where(positives, similarities >= limits.positive, similarities <= limits.negative)
-    return ~is_easy
+    # The difference comes first: beside a large similarity, the margin would be lost.
+    gaps = jnp.where(positives, similarities - hardest.positive, hardest.negative - similarities)
+    return ~(gaps >= params[3])  # A NaN is hard, so that it stays visible.
 
 
 @divided

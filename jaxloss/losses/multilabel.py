@@ -11,7 +11,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Real
 
 from jaxloss.core import checks
-from jaxloss.core.batch import AxisName, Reduction, max_over, reduce, sum_over
+from jaxloss.core.batch import AxisName, Reduction, max_over, nan_where, reduce, sum_over
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import widen
 from jaxloss.core.logsumexp import finite_from_below, is_on, softplus
@@ -25,7 +25,7 @@ def _prepare(
     logits, targets, known = _checked(logits, targets, where)
     # A NaN target stays visible: it becomes a positive with a logit and a gradient of NaN.
     nan = known & jnp.isnan(targets)
-    logits = jnp.where(known, logits, 0) * jnp.where(nan, jnp.nan, 1).astype(logits.dtype)
+    logits = jnp.where(known, logits, 0) * (1 + nan_where(nan, logits.dtype))
     return logits, jnp.where(known, jnp.where(nan, 1, targets), -1)
 
 
@@ -525,7 +525,7 @@ def warp_loss(
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement, Table B.
     """
     logits, targets = _prepare(logits, targets, where)
-    values = _ranked_hinges(logits, targets, _rank_weights(logits, targets), 1)
+    values = _ranked_hinges(logits, targets)
     defined = jnp.any(targets >= 0, axis=1)
     return reduce(values, defined, sample_weights, reduction, axis_name)
 
@@ -587,67 +587,110 @@ def robust_multilabel_loss(
     leak = checks.in_range("leak", leak, logits.dtype, at_least=0)
     binary_weight = checks.in_range("binary_weight", binary_weight, logits.dtype, at_least=0)
     margins = jnp.where(targets > 0, logits, -logits)
-
-    def hinges(bound: Number) -> Float[Array, " n"]:
-        weights = _rank_weights(logits, targets, bound, per_pair=True)
-        inside = (targets >= 0) & ~(margins >= bound)
-        binary = jnp.sum(jnp.where(inside, bound - margins, 0), axis=1)
-        return _ranked_hinges(logits, targets, weights, bound) + binary_weight * binary
-
-    values = hinges(1.0) - (1 - leak) * hinges(ramp)
+    known = targets >= 0
+    near, past = known & ~(margins >= 1), known & ~(margins >= ramp)
+    # Two hinges, of which the second would lose what their difference is beside a large margin.
+    to_ramp = jnp.where(past, 1 - ramp, jnp.where(near, 1 - margins, 0))
+    beyond = jnp.sum(jnp.where(past, ramp - margins, 0), axis=1)
+    of_pairs, beyond_of_pairs = _ranked_ramps(logits, targets, ramp)
+    values = of_pairs + binary_weight * jnp.sum(to_ramp, axis=1)
+    values = values + leak * (beyond_of_pairs + binary_weight * beyond)
     defined = jnp.any(targets >= 0, axis=1)
     return reduce(values, defined, sample_weights, reduction, axis_name)
 
 
-def _ranked_hinges(
-    logits: Float[Array, "n C"],
-    targets: Float[Array, "n C"],
-    weights: tuple[Float[Array, "n C"], Float[Array, "n C"]],
-    bound: Number,
-) -> Float[Array, " n"]:
-    """The sums of `bound − z_p + z_k` with the weights that `_rank_weights` gives the pairs."""
-    positive_weights, negative_weights = weights
+def _ranked_hinges(logits: Float[Array, "n C"], targets: Float[Array, "n C"]) -> Float[Array, " n"]:
+    """The sums of `1 − z_p + z_k` with the weights that `_rank_weights` gives the pairs."""
+    positive_weights, negative_weights = _rank_weights(logits, targets)
     # Both weights have the same sum, so a shift of the logits does not change the loss. Relative to
     # the largest negative, the sum does not cancel.
     lowest = jnp.finfo(logits.dtype).min
     peak = jnp.max(logits, axis=1, where=targets == 0, initial=lowest, keepdims=True)
     logits = logits - _or_zero(peak)
     # No violated pair has a positive of inf or a negative of -inf, and 0 · ∞ is NaN.
-    gaps = jnp.where(positive_weights == 0, 0, bound - logits)
+    gaps = jnp.where(positive_weights == 0, 0, 1 - logits)
     logits = jnp.where(negative_weights == 0, 0, logits)
     return jnp.sum(positive_weights * gaps + negative_weights * logits, axis=1)
 
 
 def _rank_weights(
-    logits: Float[Array, "n C"],
-    targets: Float[Array, "n C"],
-    bound: Number = 1,
-    *,
-    per_pair: bool = False,
+    logits: Float[Array, "n C"], targets: Float[Array, "n C"]
 ) -> tuple[Float[Array, "n C"], Float[Array, "n C"]]:
     """Returns the weights of positives and of negatives, both without a gradient.
 
-    Each is the sum over the pairs with `z_p − z_k < bound` of `H(r_p) / r_p`, or `per_pair` of
-    `H(r_p)`. The loop over classes never holds all C² pairs.
+    Each is the sum of `H(r_p) / r_p` over the violated pairs. The loop over classes never holds all
+    C² pairs.
     """
     logits = lax.stop_gradient(logits)
     negative = targets == 0
-    harmonic = jnp.asarray(np.cumsum([0.0, *(1 / np.arange(1, logits.shape[1] + 1))]), logits.dtype)
+    harmonic = _harmonic(logits)
 
     def rank(
         negative_weights: Float[Array, "n C"], column: tuple[Float[Array, " n"], Bool[Array, " n"]]
     ) -> tuple[Float[Array, "n C"], Float[Array, " n"]]:
         logit, is_positive = column
-        pairs = negative & is_positive[:, None]
-        ranks = jnp.sum(pairs & (logits > logit[:, None] - 1), axis=1, dtype=jnp.int32)
-        weight = harmonic[ranks]
-        if not per_pair:
-            weight = weight / jnp.maximum(ranks, 1).astype(logits.dtype)
-        counted = pairs & (logits > logit[:, None] - bound)
-        total = weight * jnp.sum(counted, axis=1, dtype=logits.dtype)
-        return negative_weights + jnp.where(counted, weight[:, None], 0), total
+        # The difference comes first: beside a large logit, 1 would be lost.
+        violated = negative & is_positive[:, None] & (logits - logit[:, None] > -1)
+        ranks = jnp.sum(violated, axis=1, dtype=jnp.int32)
+        total = harmonic[ranks]
+        weight = total / jnp.maximum(ranks, 1).astype(logits.dtype)
+        return negative_weights + jnp.where(violated, weight[:, None], 0), total
 
     zeros = jnp.where(negative, jnp.zeros((), logits.dtype), 0)
     negative_weights, positive_weights = lax.scan(rank, zeros, (logits.T, (targets > 0).T))
     # NaN has no rank. Returning it as the weight makes its gradient NaN as well.
     return jnp.where(jnp.isnan(logits), logits, positive_weights.T), negative_weights
+
+
+def _ranked_ramps(
+    logits: Float[Array, "n C"], targets: Float[Array, "n C"], ramp: Number
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """Returns the sums of `H(r_p) (1 − max(t, s))` and `H(r_p) (s − t)`, where these are positive.
+
+    Here t is `z_p − z_k`. The loop over classes computes the values from differences, and the sums
+    of weights that are their gradients.
+    """
+    negative, fixed = targets == 0, lax.stop_gradient(logits)
+    end, harmonic = lax.stop_gradient(ramp), _harmonic(logits)
+
+    def visit(
+        sums: tuple[Float[Array, "n C"], Float[Array, "n C"]],
+        column: tuple[Float[Array, " n"], Bool[Array, " n"]],
+    ) -> tuple[Any, Any]:
+        logit, is_positive = column
+        gaps = logit[:, None] - fixed
+        violated = negative & is_positive[:, None] & (gaps < 1)
+        weight = harmonic[jnp.sum(violated, axis=1, dtype=jnp.int32)]
+        past, near = violated & (gaps < end), violated & ~(gaps < end)
+        masks = near, past
+        sums = tuple(w + jnp.where(m, weight[:, None], 0) for w, m in zip(sums, masks, strict=True))
+        numbers = [jnp.sum(mask, axis=1, dtype=fixed.dtype) for mask in masks]
+        to_ramp = jnp.sum(jnp.where(near, 1 - gaps, 0), axis=1) + numbers[1] * (1 - end)
+        beyond = jnp.sum(jnp.where(past, end - gaps, 0), axis=1)
+        return sums, [weight * x for x in (to_ramp, beyond, *numbers)]
+
+    zeros = jnp.where(negative, jnp.zeros((), fixed.dtype), 0)
+    of_negatives, found = lax.scan(visit, (zeros, zeros), (fixed.T, (targets > 0).T))
+    to_ramp, beyond, of_near, of_past = (x.T for x in found)
+    moved = _change(logits)
+    moved_end = jnp.sum(of_past, axis=1) * _change(jnp.asarray(ramp, fixed.dtype))
+
+    def total(value: Array, of_positives: Array, of_negatives: Array) -> Float[Array, " n"]:
+        # NaN has no rank. Returning it as the weight makes its gradient NaN as well.
+        of_positives = jnp.where(jnp.isnan(fixed), fixed, of_positives)
+        return jnp.sum(value + (of_negatives - of_positives) * moved, axis=1)
+
+    near = total(to_ramp, of_near, of_negatives[0]) - moved_end
+    return near, total(beyond, of_past, of_negatives[1]) + moved_end
+
+
+def _change(x: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
+    """Returns 0 with the derivative of x, where x is finite: for a value whose slope is known."""
+    finite = jnp.where(jnp.isfinite(x), x, 0)
+    return finite - lax.stop_gradient(finite)
+
+
+def _harmonic(logits: Float[Array, "n C"]) -> Float[Array, " _"]:
+    """Returns `H(0), …, H(C)`."""
+    steps = np.arange(1, logits.shape[1] + 1)
+    return jnp.asarray(np.cumsum([0.0, *(1 / steps)]), logits.dtype)

@@ -315,9 +315,10 @@ def _loop(
     """Visits the tiles after the first. Their number is known at run time only."""
     *_, keys = operands
 
-    def visit(position: Integer[Array, ""], state: Any) -> Any:
-        # JAX counts in int64 where the number of tiles is known and x64 is on.
-        return step(_tile(tiles, position.astype(jnp.int32), *operands), state, shared)
+    def visit(position: int | Integer[Array, ""], state: Any) -> Any:
+        # JAX counts in int64 where the number of tiles is known and x64 is on, and without jit in
+        # Python's integers.
+        return step(_tile(tiles, jnp.asarray(position, jnp.int32), *operands), state, shared)
 
     return lax.fori_loop(1, -(-keys.num_classes // tiles.size), visit, state)
 

@@ -115,7 +115,7 @@ def margin_softmax_loss(
       margin: m, any number, or `[C]` for a margin per class.
       scale: β > 0.
       sample_margin: `[n]`, or None: added to m.
-      angular_margin: a ≥ 0 in radians, a number or `[C]`.
+      angular_margin: a in radians, from 0 to π, a number or `[C]`.
       sample_angular_margin: `[n]` of any sign, or None: added to a.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
 
@@ -123,7 +123,7 @@ def margin_softmax_loss(
       A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      ValueError: If `scale` is not positive, or `angular_margin` is a negative number.
+      ValueError: If `scale` is not positive, or `angular_margin` is not from 0 to π.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -151,32 +151,41 @@ def margin_softmax_loss(
         logits.dtype,
         logits.shape[1],
     )
-    is_target = is_own_class(labels, logits.shape[1])
-    own = jnp.sum(jnp.where(is_target & valid[:, None], logits, 0), axis=1)
+    is_target = is_own_class(labels, logits.shape[1]) & valid[:, None]
+    own = jnp.sum(jnp.where(is_target, logits, 0), axis=1)
     lowered_by = lowering(margins, own)
+    # Beside a large logit, digits of the margin are lost. They come after the difference.
+    fixed, margin = lax.stop_gradient((own, jnp.asarray(lowered_by, own.dtype)))
+    lost = (fixed - (fixed - margin)) - margin
+    lost = jnp.where(jnp.abs(scale * lost) < 80, lost, 0)[:, None]  # Its exponential is finite.
     is_traced = isinstance(scale, jax.Array)
     if isinstance(lowered_by, jax.Array):
         is_traced = is_traced or lowered_by.ndim == 0
         lowered_by = lowered_by[:, None] if lowered_by.ndim == 1 else lowered_by
     lowered = jnp.where(is_target, logits - lowered_by, logits)
+    rest = jnp.where(is_target, lost, 0)
     if is_traced:
-        relative, log_total = relative_to_peak(lowered, valid, scale)
+        relative, log_total = relative_to_peak(lowered, valid, rest, scale)
     else:  # This keeps no array of the differences for the gradient.
-        relative, log_total = relative_to_peak(scale * lowered, valid)
+        relative, log_total = relative_to_peak(scale * lowered, valid, scale * rest)
     values = cross_entropy(relative, log_total, labels, valid)
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
 
 def relative_to_peak(
-    logits: Float[Array, "n C"], valid: Bool[Array, " n"], scale: Number | None = None
+    logits: Float[Array, "n C"],
+    valid: Bool[Array, " n"],
+    rest: Float[Array, "n C"] | None = None,
+    scale: Number | None = None,
 ) -> tuple[Float[Array, "n C"], Float[Array, " n"]]:
     """Returns `a − max a` and `log Σ e^{a − max a}` of the logits or the scaled logits a.
 
     They are zeros and `log C` in rows that are not valid. The maximum reads the logits as they are.
-    Zeros in the invalid rows would be another array.
+    Zeros in the invalid rows would be another array. The rest is what logits have been rounded by.
     """
     peak = jnp.where(valid, jnp.max(lax.stop_gradient(logits), axis=1), 0)
-    relative = jnp.where(valid[:, None], logits - peak[:, None], 0)
+    relative = logits - peak[:, None]
+    relative = jnp.where(valid[:, None], relative if rest is None else relative + rest, 0)
     # Its derivative sees no invalid row, and no product of large numbers.
     if scale is not None:
         relative = unless_left_out(scale, relative) * relative

@@ -18,7 +18,14 @@ from jaxloss.core.logsumexp import softplus
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.queue import Queue, reference_rows
 from jaxloss.pairs.row_blocks import Pairs, over_row_blocks
-from jaxloss.pairs.rows import Rows, anchors_and_references, are_low, centered, scaled
+from jaxloss.pairs.rows import (
+    Rows,
+    anchors_and_references,
+    are_low,
+    center_of,
+    centered,
+    scaled,
+)
 from jaxloss.pairs.visits import Sides, largest_of, rows_at
 
 Mining: TypeAlias = Literal["hard", "semihard", "all"]
@@ -106,7 +113,6 @@ def triplet_loss(
     anchors, compared = anchors_and_references(
         features, labels, valid, given, axis_name, normalize=normalize, load=True
     )
-    anchors, compared = centered(anchors, compared, axis_name)
     dtype = anchors.features.dtype
     rule = _Rule(
         jnp.asarray(checks.in_range("margin", margin, dtype, at_least=0), dtype),
@@ -123,6 +129,7 @@ def triplet_loss(
         sums, counts, defined = _hard(rule, mined, anchors, compared)
     else:
         triplets = _all_soft if soft and mining == "all" else _MININGS[mining]
+        anchors, compared = centered(anchors, compared, axis_name)
         sums, counts, defined = triplets(rule, anchors, compared, block_size, axis_name)
     values = sums / jnp.maximum(counts, 1)
     return reduce(values, valid & defined, sample_weights, reduction, axis_name, counts=counts)
@@ -175,14 +182,17 @@ def _hard(rule: _Rule, mined: Sides, anchors: Rows, references: Rows | None) -> 
     """
     hardest, positions = largest_of(mined, _farthest_positive_and_nearest_negative)
     defined = hardest.has_positive & hardest.has_negative
-    norms = jnp.sum(anchors.features**2, axis=1)
+    # The tiles have their own center: rows relative to it would be a copy more.
+    center = center_of(references or anchors, mined.axis_name)
+    norms = jnp.sum((anchors.features - center[None, :]) ** 2, axis=1)
 
     def distance(positions: Int32[Array, " n"]) -> Float[Array, " n"]:
         rows = rows_at(positions, (references or anchors).features, mined.axis_name)
         steps = jnp.where(defined[:, None], anchors.features - rows, 0)
         return _distances(jnp.sum(steps**2, axis=1), norms, rule.squared)
 
-    gaps = distance(positions.positive) - distance(positions.negative)
+    far, near = lax.map(jax.checkpoint(distance), jnp.stack(positions))
+    gaps = far - near
     return _Triplets(rule.hinge(gaps + rule.margin), jnp.ones_like(gaps), defined)
 
 
@@ -270,9 +280,11 @@ def _parts(rows: Array, fill: Number) -> list[Array]:
     return [part[:, None, :] for part in jnp.split(rows, 16, axis=1)]
 
 
-def _at(values: Float[Array, "a m"], places: Integer[Array, "a s"]) -> Float[Array, "a s 1"]:
-    """Returns the values at places, and NaN at the place m: comparisons with it are False."""
-    return jnp.take_along_axis(values, places, 1, mode="fill", fill_value=jnp.nan)[..., None]
+def _at(
+    values: Float[Array, "a m"], places: Integer[Array, "a s"], *, otherwise: float
+) -> Float[Array, "a s 1"]:
+    """Returns the values at places, and another number at the place m."""
+    return jnp.take_along_axis(values, places, 1, mode="fill", fill_value=otherwise)[..., None]
 
 
 @_in_blocks
@@ -290,7 +302,7 @@ def _semihard(
     anchor = jnp.arange(squares.shape[0])[:, None]
 
     def choose(chosen: Integer[Array, "a m"], places: Integer[Array, "a s"]) -> Array:
-        limit = _at(limits, places)
+        limit = _at(limits, places, otherwise=jnp.inf)  # Nothing is above it.
         nearest, at = jnp.inf, number
         for negative, index in zip(negatives, indices, strict=True):
             nearer = (negative > limit) & (negative < nearest)
@@ -329,7 +341,7 @@ def _all(
     anchor = jnp.arange(fixed.shape[0])[:, None]
 
     def weigh(weights: Integer[Array, "a m"], places: Integer[Array, "a s"]) -> Array:
-        limit = _at(limits, places)
+        limit = _at(limits, places, otherwise=-jnp.inf)  # Nothing is below it.
         below = jnp.sum(sum((part < limit).astype(jnp.int32) for part in parts), axis=2)
         above = jnp.sum(negatives[:, :, None] < limit[:, None, :, 0], axis=2, dtype=jnp.int32)
         return (weights - above).at[anchor, places].set(below.astype(jnp.int32), mode="drop")

@@ -60,7 +60,7 @@ class Comparison(NamedTuple):
           For each statistic its number over the references of the sample's own class, and over
           those of other classes. They have gradients by the features, `params` and given numbers.
         """
-        return statistics_of(self.sides, params, _checked(params, statistics))
+        return statistics_of(self.sides, *_checked(params, self.dtype, statistics))
 
     def given(self, numbers: Any) -> Comparison:
         """Returns the same comparison, with numbers that the values of a sample's pairs depend on.
@@ -158,7 +158,9 @@ def compare(
     return Comparison(Sides(*rows, compared, None, False, block_size, axis_name), dtype)
 
 
-def _checked(params: Any, statistics: tuple[Any, ...]) -> tuple[Statistic, ...]:
+def _checked(
+    params: Any, dtype: Any, statistics: tuple[Any, ...]
+) -> tuple[Params, tuple[Statistic, ...]]:
     if isinstance(params, Statistic):
         raise TypeError(
             "`params` must be numbers or float arrays, got a Statistic; pass them before the "
@@ -172,7 +174,7 @@ def _checked(params: Any, statistics: tuple[Any, ...]) -> tuple[Statistic, ...]:
                 "`statistics` must be of `Statistic(reduction, value)` with LOGSUMEXP, MAX, SUM or "
                 f"SOFTPLUS of `jaxloss.pairs`, got {statistic!r}"
             )
-    return statistics
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params), statistics
 
 
 def _reduced(
@@ -225,9 +227,9 @@ class Towers(NamedTuple):
           For each statistic an array `[n]`; with `of_keys`, these and as many arrays `[m]`.
         """
         if of_keys:
-            both = in_both_directions(self.sides, params, _checked(params, statistics))
+            both = in_both_directions(self.sides, *_checked(params, self.dtype, statistics))
             return tuple(tuple(found.negative for found in side) for side in both)
-        found = statistics_of(self.sides, params, _checked(params, statistics))
+        found = statistics_of(self.sides, *_checked(params, self.dtype, statistics))
         return tuple(statistic.negative for statistic in found)
 
     def reduce(

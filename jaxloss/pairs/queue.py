@@ -107,7 +107,7 @@ def push(
 
     Raises:
       TypeError: If `queue` is not a `Queue`, or the dtype of its labels cannot hold that of
-        `labels`. Labels that are a NumPy array need to fit only in their values.
+        `labels`. Outside of `jax.jit`, labels need to fit only in their values.
       ValueError: If `features` and `queue.features` have different d.
 
     Example:

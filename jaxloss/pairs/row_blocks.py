@@ -65,7 +65,9 @@ def over_row_blocks(
     size = rows_of_all_pairs(number, num_references, block_size)
 
     # Invalid references come last, so that padding does not lengthen a class.
-    classes = jnp.where(others.valid, others.labels, jnp.iinfo(others.labels.dtype).max)
+    labels = others.labels
+    last = jnp.asarray(jnp.iinfo(labels.dtype).max, labels.dtype)  # Not in int32, if unsigned.
+    classes = jnp.where(others.valid, labels, last)
     by_class = jnp.argsort(classes).astype(jnp.int32)
     classes = classes[by_class]
 

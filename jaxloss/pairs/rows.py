@@ -8,7 +8,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
-from jaxloss.core.batch import AxisName, comparable, own_positions, sum_over, zero_invalid
+from jaxloss.core.batch import (
+    AxisName,
+    comparable,
+    own_positions,
+    sum_over,
+    zero_invalid,
+)
 from jaxloss.core.linear import distances_of_squares, l2_normalize, power_of_two_scaled, widen
 from jaxloss.core.products import Low, low_dtypes, nearest
 
@@ -137,8 +143,25 @@ def exact_center(
 def centered(
     anchors: Rows, references: Rows | None, axis_name: AxisName | None
 ) -> tuple[Rows, Rows | None]:
-    """Returns the rows relative to the mean of the references."""
-    center = center_of(references or anchors, axis_name)[None, :]
+    """Returns the rows relative to a center of the references.
+
+    The center is near most of them, even if a few are far away: a mean of them would take the
+    digits of all others. It is rounded, so that it does not depend on the order of the rows, and
+    rows of whole numbers stay exact: equal distances are then equal numbers.
+    """
+    rows = lax.stop_gradient(references or anchors)
+    center = center_of(rows, axis_name)
+    number = sum_over(jnp.sum(rows.valid, dtype=center.dtype), axis_name)
+    for _ in range(2):  # Means of weights that fall with the squared distance.
+        squares = jnp.sum((rows.features - center[None, :]) ** 2, axis=1)
+        squares = jnp.where(rows.valid, squares, 0)
+        floor = 1e-6 * sum_over(jnp.sum(squares), axis_name) / jnp.maximum(number, 1)
+        weights = jnp.where(rows.valid & (floor > 0), floor, 0)
+        weights = weights / jnp.where(weights > 0, squares + floor, 1)
+        total = sum_over(jnp.sum(weights), axis_name)
+        moved = sum_over(jnp.sum(weights[:, None] * rows.features, axis=0), axis_name)
+        center = jnp.where(total > 0, moved / jnp.where(total > 0, total, 1), center)
+    center = lax.reduce_precision(center, jnp.finfo(center.dtype).nexp, 7)[None, :]
     if references is not None:
         references = references._replace(features=references.features - center)
     return anchors._replace(features=anchors.features - center), references

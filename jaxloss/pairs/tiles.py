@@ -272,12 +272,16 @@ def _values(
         arguments = [similarities, *overlaps, params]
         if given is not None and k >= plan.without_given:
             arguments.append(jax.tree.map(partial(jnp.expand_dims, axis=axis), given))
-        found = jnp.asarray(function(*arguments, *([] if bias is None else [bias])))
-        if found.ndim and found.ndim != similarities.ndim:
+        found = function(*arguments, *([] if bias is None else [bias]))
+        is_number = isinstance(found, bool | int | float)  # The same for all pairs.
+        if not is_number and getattr(found, "ndim", None) != similarities.ndim:
+            got = f"shape {found.shape}" if hasattr(found, "shape") else type(found).__name__
             raise ValueError(
                 "`value` and `mask` of a statistic must work element by element, on similarities "
-                f"of shape {similarities.shape}; got a result of shape {found.shape}"
+                f"of shape {similarities.shape}; got a result of {got}. A number for all pairs is "
+                "jnp.full_like(similarities, number)"
             )
+        found = jnp.asarray(found)
         found = found.astype(similarities.dtype) if is_value else found
         return jnp.broadcast_to(found, similarities.shape)
 

@@ -261,7 +261,9 @@ class TowerLogits(NamedTuple):
     def _is_used(self, s: Array, same: Any, params: _Params, numbers: Any) -> Array | None:
         if params.margin is None:
             return None
-        used = ~(s > lax.stop_gradient(numbers[0]) + params.margin)  # A NaN stays visible.
+        # The difference comes first: beside a large similarity, the margin would be lost. A NaN
+        # stays visible.
+        used = ~(s - lax.stop_gradient(numbers[0]) > params.margin)
         return used if same is None else used | same
 
 

@@ -49,6 +49,7 @@ from jaxloss.core.batch import AxisName, axis_size, gather, own_positions, pass_
 from jaxloss.core.blocks import in_blocks, joined, tile_sizes
 from jaxloss.core.linear import wide_dtype
 from jaxloss.core.products import Low, low_dtypes
+from jaxloss.core.programs import compiled_once
 from jaxloss.pairs.rows import DISTANCES, Compared, Rows, center_of, exact_center
 from jaxloss.pairs.statistics import LARGEST, ByClass, Params, Statistic
 from jaxloss.pairs.tiles import (
@@ -95,6 +96,7 @@ class Sides(NamedTuple):
     """Mapped axis over which anchors and references are spread."""
 
 
+@partial(compiled_once, of_statistics=True)
 def statistics_of(
     sides: Sides, params: Params, statistics: tuple[Statistic, ...]
 ) -> tuple[ByClass, ...]:
@@ -102,6 +104,7 @@ def statistics_of(
     return _joined(sides, _statistics(*prepared(sides, params, statistics)))[0]
 
 
+@partial(compiled_once, of_statistics=True)
 def in_both_directions(
     sides: Sides, params: Params, statistics: tuple[Statistic, ...]
 ) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...]]:

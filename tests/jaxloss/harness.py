@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import Sequence
-from functools import cache, partial, wraps
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,10 +14,8 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
-from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-import jaxloss
 from jaxloss.testing.checked_loss import Batch
 from tests.jaxloss.loss_table import FunctionRow, LossRow
 
@@ -298,51 +296,6 @@ def finite(tree: Any) -> bool:
 
 
 P = PartitionSpec
-
-
-@contextlib.contextmanager
-def compiled_losses():
-    """Compiles each call of a public function from outside of a transformation as a whole.
-
-    One operation after the other takes ten times as long. What is bound at import stays as it is,
-    as for `test_without_jit`. Functions keep their names, and not their identity.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        for name in jaxloss.__all__:
-            function = getattr(jaxloss, name)
-            if hasattr(function, "_result"):  # Its arguments are arrays, and options by name.
-                patch.setattr(jaxloss, name, jitted(function))
-        yield
-
-
-def jitted(function):
-    signature = inspect.signature(function)
-
-    @cache
-    def program(others: tuple[tuple[str, Any, type], ...]):
-        return jax.jit(partial(function, **{name: value for name, value, _ in others}))
-
-    @wraps(function)
-    def call(*args: Any, **options: Any) -> Any:
-        given = signature.bind(*args, **options).arguments
-        if any(isinstance(leaf, Tracer) for leaf in leaves_with_options(given)):
-            return function(*args, **options)
-        arrays = {k: x for k, x in given.items() if isinstance(x, jax.Array | np.ndarray)}
-        others = tuple((k, x, type(x)) for k, x in given.items() if k not in arrays)
-        try:
-            run = program(others)
-        except TypeError:  # An option that cannot be hashed.
-            return function(*args, **options)
-        return run(**arrays)
-
-    return call
-
-
-def leaves_with_options(tree: Any) -> list[Any]:
-    """Also what `functools.partial` holds, such as the references of a metric loss."""
-    leaves = jax.tree.leaves(tree)
-    inner = [(x.args, x.keywords) for x in leaves if isinstance(x, partial)]
-    return leaves + (leaves_with_options(inner) if inner else [])
 
 
 def mesh(

@@ -293,14 +293,21 @@ def triplet_loss(x, y, rows, row_labels, *, margin=0.2, mining="hard", soft=Fals
 
 @of_each_anchor
 def retrieved(x, y, rows, row_labels, *, ks, euclidean):
-    near = distances(x, rows, normalize=not euclidean)
-    hits = (row_labels == y)[np.argsort(near, kind="stable")].tolist()
-    size = sum(hits)
+    """The mean over all orders of the rows that are equally near."""
+    near = np.round(distances(x, rows, normalize=not euclidean), 9)
+    is_hit = (row_labels == y).tolist()
+    size = sum(is_hit)
     if not size:
         return None
-    precisions = [sum(hits[: r + 1]) / (r + 1) * hits[r] for r in range(size)]
-    recalls = [float(any(hits[:k])) for k in ks]
-    return [*recalls, sum(hits[:size]) / size, sum(precisions) / size]
+
+    def of_order(hits):
+        precisions = [sum(hits[: r + 1]) / (r + 1) * hits[r] for r in range(size)]
+        recalls = [float(any(hits[:k])) for k in ks]
+        return [*recalls, sum(hits[:size]) / size, sum(precisions) / size]
+
+    tied = [np.flatnonzero(near == distance) for distance in np.unique(near)]
+    orders = itertools.product(*map(itertools.permutations, tied))
+    return np.mean([of_order([is_hit[k] for part in order for k in part]) for order in orders], 0)
 
 
 def retrieval_metrics(features, labels, ks, *, where=None, euclidean=False, **references):

@@ -684,25 +684,6 @@ def test_hyperparameters_of_functions_widen_nothing(function, name, shapes):
 # Transformations ----
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(row, id=row.name, marks=LONG if row.name == "direct_sum" else [])
-        for row in LOSSES
-        if row.name in ("softmax", "prototypical", "direct_sum")
-    ],
-)
-def test_without_jit(row):
-    """Called op by op, as in a notebook."""
-    batch = make_batch(row, seed=26)
-    args = cast(batch.args, row.differentiable, np.float32)
-    where = jnp.asarray(batch.where)
-    got = row.function(*args, where=where, **row.kwargs)
-    expected = evaluate(row, batch._replace(sample_weights=np.ones(12)))
-    chex.assert_trees_all_close(got, expected["mean"], rtol=4 * FLOAT32)
-
-
 @every_loss
 def test_numpy_arrays_are_accepted(row):
     batch = make_batch(row, seed=27)

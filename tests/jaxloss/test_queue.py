@@ -225,7 +225,7 @@ def test_wrong_arguments_are_named():
         jaxloss.push(queue, features, labels, where=labels)
     wide = labels.astype(jnp.uint32)
     with raises(TypeError, r"fits into .* `queue.labels`, int32, got uint32.*astype\(jnp.int32\)"):
-        jaxloss.push(queue, features, wide)
+        jax.jit(jaxloss.push)(queue, features, wide)
     with raises(OverflowError, "`labels` must have integers that fit into int32"):
         push(queue, features, np.asarray(wide) + np.uint32(2**31))
     restored = queue._replace(labels=np.full(SIZE, 2**32))

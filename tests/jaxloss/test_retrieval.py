@@ -121,10 +121,37 @@ def test_nothing_counts_and_nan():
     assert np.isnan(flat(metrics(features[:3], labels[:3], **references))).all()
 
 
-def test_equal_distances_go_by_index():
-    """All references are equally near. The others of sample 1 are 0, 2, 3, in this order."""
-    got = metrics(jnp.ones((4, 2)), jnp.array([0, 1, 0, 1]), ks=(1, 2, 3))
-    np.testing.assert_allclose(got.recall, [0.25, 0.75, 1.0])
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_a_collapsed_network_is_as_good_as_chance(distance):
+    features, labels = 0.3 * jnp.ones((96, 3)), jnp.arange(96) % 8
+    got = metrics(features, labels, distance=distance)
+    np.testing.assert_allclose(got.recall[0], 11 / 95, rtol=1e-6)
+    np.testing.assert_allclose(got.r_precision, 11 / 95, rtol=1e-6)
+    gallery = {"references": features, "reference_labels": labels, "distance": distance}
+    np.testing.assert_allclose(metrics(features, labels, **gallery).recall[0], 12 / 96, rtol=1e-6)
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_the_order_of_rows_does_not_matter(distance):
+    """Codes of few bits, of which many are equally near."""
+    rng = np.random.default_rng(7)
+    codes, labels = rng.integers(0, 3, (60, 4)).astype(np.float32), rng.integers(0, 4, 60)
+    expected = flat(metrics(codes, labels, distance=distance, ks=KS))
+    order = rng.permutation(60)
+    got = flat(metrics(codes[order], labels[order], distance=distance, ks=KS))
+    np.testing.assert_allclose(got, expected, rtol=FLOAT32)
+
+
+def test_rows_far_away_do_not_take_the_digits_of_the_others():
+    features, labels, _ = make_rows(0, 80)
+
+    def of_gallery(rows, row_labels):
+        given = {"references": rows.astype(np.float32), "reference_labels": row_labels}
+        return flat(metrics(features.astype(np.float32), labels, distance="euclidean", **given))
+
+    expected = of_gallery(features, labels)
+    got = of_gallery(np.append(features, 1e6 + features[:1], 0), np.append(labels, 99))
+    np.testing.assert_allclose(got, expected, rtol=FLOAT32)
 
 
 def test_means_have_all_bits_of_float32():

@@ -1,0 +1,171 @@
+"""Calls outside of `jax.jit`, which compile once.
+
+JAX compiles a loop anew for each call of a function outside of `jax.jit`, because the body is a new
+function each time, and keeps the program. So a public function is compiled there as a whole, once
+for its options, shapes and dtypes. Inside of `jax.jit`, it is called as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.core import Tracer
+from jax.tree_util import Partial
+
+from jaxloss.core import checks
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_KEPT = 16
+"""How many programs of a function are kept: of the latest options, whatever the shapes."""
+_CONSTANTS = (bool, int, float, complex, str, np.generic, np.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A call without its arrays. Equal ones compute the same."""
+
+    function: Any
+    structure: Any
+    """Of the arguments by name, with partial functions as pytrees."""
+    which: tuple[int, ...]
+    """The leaves of the arguments that are arrays."""
+    keys: tuple[Any, ...]
+    """Of the other leaves. Equal ones have equal keys."""
+    others: tuple[Any, ...] = dataclasses.field(compare=False)
+
+    def of_arrays(self) -> Callable[..., Any]:
+        """Returns the function of the arrays."""
+
+        def call(*arrays: Array) -> Any:
+            found, others = dict(zip(self.which, arrays, strict=True)), iter(self.others)
+            number = self.structure.num_leaves
+            leaves = [found[k] if k in found else next(others) for k in range(number)]
+            return self.function(**jax.tree.unflatten(self.structure, leaves))
+
+        call.__name__ = getattr(self.function, "__name__", "call")  # In profiles.
+        return call
+
+
+def split(function: Any, arguments: Mapping[str, Any]) -> tuple[Program, list[Any]]:
+    """Returns the program of a call, and the arrays among the leaves of its arguments."""
+    leaves, structure = jax.tree.flatten(dict(arguments))
+    which = tuple(k for k, leaf in enumerate(leaves) if is_array(leaf))
+    others = tuple(leaf for leaf in leaves if not is_array(leaf))
+    program = Program(function, structure, which, tuple(map(_key, others)), others)
+    return program, [leaves[k] for k in which]
+
+
+def _key(leaf: Any) -> Any:
+    """Returns what tells a leaf from others. 1 is not True.
+
+    A function that is defined anew for each call, such as a lambda in the body of a loss, is what
+    its code is, and what it reads from the body. Raises for one that reads anything but constants
+    and such functions there.
+    """
+    if isinstance(leaf, partial):
+        return partial, _key(leaf.func), *map(_key, leaf.args), _keys(leaf.keywords)
+    if "<locals>" not in getattr(leaf, "__qualname__", ""):
+        return type(leaf), leaf
+    read = [cell.cell_contents for cell in leaf.__closure__ or ()]
+    for value in read:
+        if not isinstance(value, _CONSTANTS) and not inspect.isfunction(value):
+            raise TypeError(f"{leaf} reads {type(value).__name__}")
+    # The program keeps the function, and so its code, of which there is only one at this place.
+    defaults = *(leaf.__defaults__ or ()), _keys(leaf.__kwdefaults__ or {})
+    return id(leaf.__code__), *map(_key, read), *map(_key, defaults)
+
+
+def _keys(values: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple((name, _key(value)) for name, value in values.items())
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array, of JAX or of NumPy."""
+    return isinstance(leaf, (jax.Array, np.ndarray))
+
+
+def is_recorded() -> bool:
+    """Whether operations are recorded, as in `jax.jit`, and not run: even those on constants are.
+
+    Transformations outside of `jax.jit`, such as `jax.grad`, run them.
+    """
+    return isinstance(lax.full((), 0.0), Tracer)
+
+
+def compiled_once(function: Function, *, of_statistics: bool = False) -> Function:
+    """Returns a function of the library that is compiled where operations are not recorded.
+
+    Where it cannot be, the function is called as it is. So its errors are its own, of the arguments
+    as they are given.
+
+    Args:
+      function: Its arguments are arrays, constants and functions.
+      of_statistics: Whether its arguments hold functions of others, as those of pairs do. Like the
+        body of a loop in JAX, each must compute the same whenever it is called. Scalar arrays are
+        then no hyperparameters, whose range is checked.
+    """
+    signature = inspect.signature(function)
+
+    @functools.lru_cache(maxsize=_KEPT)
+    def compiled(program: Program) -> Callable[..., Any]:
+        return jax.jit(program.of_arrays())
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not is_recorded():
+            try:
+                arguments = signature.bind(*args, **kwargs).arguments
+                program, arrays = split(function, _checked(arguments, of_statistics))
+                return compiled(program)(*arrays)
+            except Exception:
+                pass
+        return function(*args, **kwargs)
+
+    return call  # pyright: ignore[reportReturnType]
+
+
+def _checked(arguments: Mapping[str, Any], of_statistics: bool) -> dict[str, Any]:
+    """Returns the arguments as arrays, constants, and pytrees of them.
+
+    Raises an exception for what must not be compiled: arguments of which a traced one hides an
+    error, and functions of others, which may read something that changes.
+    """
+
+    def function(value: Any) -> Any:
+        if not of_statistics and not getattr(value, "__module__", "").startswith("jaxloss."):
+            raise TypeError(f"{value} is no function of the library")
+        return value
+
+    def checked(name: str, value: Any) -> Any:
+        if isinstance(value, partial):
+            args = (checked(name, arg) for arg in value.args)
+            keywords = _checked(value.keywords, of_statistics)
+            return Partial(function(value.func), *args, **keywords)
+        if not of_statistics and is_array(value) and _is_known_number(value):
+            return np.asarray(value)[()]
+        return jax.tree.map(partial(leaf, name), value)
+
+    def leaf(name: str, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return checks.as_array(name, value)
+        if not isinstance(value, (jax.Array, *_CONSTANTS)):
+            return function(value)
+        return value
+
+    return {name: checked(name, value) for name, value in arguments.items()}
+
+
+def _is_known_number(array: Array | np.ndarray) -> bool:
+    """Whether an array is a scalar of which the value is known. A random key is none."""
+    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return not array.ndim and not is_key and not isinstance(array, Tracer)
