@@ -685,8 +685,8 @@ def _ranked_ramps(
 
 
 def _change(x: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
-    """Returns 0 with the derivative of x, where x is finite: for a value whose slope is known."""
-    finite = jnp.where(jnp.isfinite(x), x, 0)
+    """Returns 0 with the derivative of x, unless x is infinite: for a value whose slope is known."""
+    finite = jnp.where(jnp.isinf(x), 0, x)
     return finite - lax.stop_gradient(finite)
 
 
