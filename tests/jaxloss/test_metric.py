@@ -161,7 +161,7 @@ def test_ties_at_a_margin():
     assert loss(mining_margin=0.25) == 0
     np.testing.assert_allclose(loss(mining_margin=0.2500001), loss(), rtol=FLOAT32)
 
-    references, labels = jnp.array([[1.0], [2.0], [1.5], [3.5]]), jnp.array([0, 1, 1, 1])
+    references, labels = jnp.array([[1.0], [2.0], [1.5], [5.5]]), jnp.array([0, 1, 1, 1])
     far = {"references": references, "reference_labels": labels, "normalize": False, "margin": 1.0}
     # The terms are 0, ½ and 0. Only those above 0 are in the mean over all.
     for mining in MINING:
