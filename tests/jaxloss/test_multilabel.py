@@ -392,6 +392,12 @@ def test_warp_does_not_cancel_far_from_zero():
     close(expected[0], references.warp_loss(x, t.astype(int)), FLOAT32)
 
 
+def test_warp_of_a_pair_at_the_margin():
+    """It is not violated: neither its loss nor its gradient is there, as for relu at 0."""
+    for pair in warp_gradient(jnp.array([[1.0, 0.0, -3.0]]), np.array([[1, 0, 0]])):
+        assert not np.any(pair)
+
+
 def test_robust_by_hand():
     """A gap at the margin adds nothing."""
     x = np.array([[1.5, 0.0, 0.5, -1.5]])

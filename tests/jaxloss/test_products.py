@@ -294,9 +294,9 @@ CLASSES_OF_FOUR: Any = np.arange(16) // 4
 
 @pytest.mark.parametrize("name", OF_ANY_LENGTH)
 def test_cosines_do_not_depend_on_the_lengths_of_rows(name, platform):
-    """Of bfloat16 rows whose squares over- or underflow, beside usual ones."""
+    """Of bfloat16 rows whose squares over- or underflow, or some of one, beside usual ones."""
     x, z = (jnp.asarray(numbers(seed, (16, 6)), jnp.bfloat16) for seed in (20, 21))
-    powers = 2.0 ** np.resize([0, -100, 0, 90, 3, -80, 0], 16)[:, None]
+    powers = 2.0 ** np.resize([0, -100, 0, 90, 3, -62, 0], 16)[:, None]
     powers = jnp.asarray(powers, jnp.bfloat16)
     run = jax.jit(jax.value_and_grad(OF_ANY_LENGTH[name], argnums=(0, 1)), compiler_options=QUICK)
     value, gradients = widen(run(x, z))
