@@ -2,6 +2,7 @@
 
 from functools import partial, reduce
 from itertools import pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,12 +69,12 @@ def test_small_logits_need_no_peak():
 
 def test_a_bound_has_all_parts_of_a_logit():
     """10 of the temperature alone is within the limit, and e^110 is infinite."""
-    x = np.eye(3, 2, dtype=np.float32)[[0, 0, 1]]
+    x: Any = np.eye(3, 2, dtype=np.float32)[[0, 0, 1]]
     loss = jaxloss.info_nce_loss(x, x, temperature=0.1, hardness=100.0, reduction="none")
     np.testing.assert_allclose(loss, [100, 100, np.log(1 + 2 * np.exp(-10))], rtol=FLOAT32)
-    for options in ({"key_bias": 100 * x[:, 0]}, {"temperature": 0.01}):
-        options = {"temperature": 0.1} | options
-        assert np.isfinite(jaxloss.info_nce_loss(x, x, **options))
+    others: tuple[dict[str, Any], ...] = {"key_bias": 100 * x[:, 0]}, {"temperature": 0.01}
+    for options in others:
+        assert np.isfinite(jaxloss.info_nce_loss(x, x, **{"temperature": 0.1, **options}))
 
 
 @pytest.mark.parametrize("number", [20, 20.0, 1e-9])
