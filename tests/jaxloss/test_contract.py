@@ -162,7 +162,7 @@ NUMBERS_OFTEN = tuple(
     if row.name
     in (
         *("margin_softmax", "supervised_contrastive", "multi_similarity", "two_way", "asymmetric"),
-        "sum",
+        *("direct_sum", "spectral_sum"),
     )
 )
 

@@ -393,9 +393,10 @@ def test_warp_does_not_cancel_far_from_zero():
 
 
 def test_warp_of_a_pair_at_the_margin():
-    """It is not violated: neither its loss nor its gradient is there, as for relu at 0."""
-    for pair in warp_gradient(jnp.array([[1.0, 0.0, -3.0]]), np.array([[1, 0, 0]])):
-        assert not np.any(pair)
+    """Beside a violated one. It is none: it has no gradient either, as for relu at 0."""
+    value, gradient = warp_gradient(jnp.array([[1.0, 0.0, 0.5]]), np.array([[1, 0, 0]]))
+    assert value == 0.5
+    np.testing.assert_array_equal(gradient, [[-1, 0, 1]])
 
 
 def test_robust_by_hand():
