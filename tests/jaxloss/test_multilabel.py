@@ -361,6 +361,7 @@ def test_constant_weights_of_asymmetric(clip, focus, dtype):
     [
         jaxloss.warp_loss,
         jaxloss.robust_multilabel_loss,
+        jaxloss.two_way_loss,
         jaxloss.sigmoid_loss,
         partial(jaxloss.asymmetric_loss, positive_focus=1.0),
         partial(jaxloss.asymmetric_loss, positive_focus=0.5, clip=0.0),
@@ -368,7 +369,7 @@ def test_constant_weights_of_asymmetric(clip, focus, dtype):
         partial(jaxloss.asymmetric_loss, positive_focus=0.5, clip=0.0, stop_focus_gradient=True),
     ],
     ids=[
-        *("warp", "robust", "sigmoid", "asymmetric", "asymmetric_unclipped"),
+        *("warp", "robust", "two_way", "sigmoid", "asymmetric", "asymmetric_unclipped"),
         *("asymmetric_stopped", "asymmetric_unclipped_stopped"),
     ],
 )
@@ -376,7 +377,8 @@ def test_infinite_logits_of_right_classes_are_as_large_ones(loss):
     run = jax.jit(jax.value_and_grad(loss))
 
     def at(size):
-        return run(jnp.array([[size, -size, 0.3, -0.2]]), jnp.array([[1, 0, 0, 1]]))
+        logits = jnp.array([[size, -size, 0.3, -0.2], [size, 0.1, 0.3, -0.2]])
+        return run(logits, jnp.array([[1, 0, 0, 1], [1, 0, 0, 0]]))
 
     jax.tree.map(lambda a, b: close(np.asarray(a), np.asarray(b), FLOAT32), at(np.inf), at(1e4))
 

@@ -522,6 +522,21 @@ def test_a_distance_of_zero_has_no_gradient():
     np.testing.assert_array_equal(together, 0)
 
 
+def test_a_distance_below_its_rounding_is_zero():
+    """Of rows that are equal, far from the mean of all."""
+    rows = np.random.default_rng(5).normal(size=(8, 64))
+    x, labels = jnp.asarray(np.tile(rows, (2, 1)), jnp.float32), jnp.arange(16) % 8
+
+    @jax.jit
+    def sums(x):
+        pairs = compare(x, labels, similarity="negative_distance")
+        return pairs.statistics((), Statistic(SUM, lambda s, same, _: s))[0]
+
+    found = sums(x)
+    np.testing.assert_array_equal(found.positive, 0)
+    assert np.all(np.asarray(found.negative) < -14 * 8)
+
+
 def test_wrong_arguments_are_named():
     x, y = jnp.asarray(X, jnp.float32), jnp.asarray(Y)
     wrong: Any = "euclidean"
