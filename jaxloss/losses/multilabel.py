@@ -685,7 +685,7 @@ def _ranked_ramps(
 
 
 def _change(x: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
-    """Returns 0 with the derivative of x, unless x is infinite: for a value whose slope is known."""
+    """Returns 0 with the derivative of x, unless x is infinite: the slope of a value is known."""
     finite = jnp.where(jnp.isinf(x), 0, x)
     return finite - lax.stop_gradient(finite)
 

@@ -54,6 +54,16 @@ from tests.tolerances import FLOAT32, FLOAT64, rounded_to
 
 TILED = tuple(row for row in CASES if row.has_tiles)
 OFTEN = LOSSES + TILES_OF_A_KIND
+EVERY_LOSS = (
+    *LOSSES,
+    *(
+        row
+        for row in CASES
+        if row.name in ("info_nce", "sigmoid_contrastive", "koleo")
+        or row.name.endswith("of_one_batch")
+    ),
+)
+"""With those of other arguments, which have no plain row."""
 HALF_OFTEN = tuple(row for row in ONE_OF_A_KIND if row.name in ("softmax", "nca", "direct_sum"))
 
 every_case, every_loss = over(CASES), over(LOSSES)
@@ -69,7 +79,7 @@ def on_accelerators(row: LossRow, dtype: str) -> list[pytest.MarkDecorator]:
 
 def in_dtypes(**rows: tuple[LossRow, ...]):
     """Each row in its dtypes. Half precision is not in `make quick`."""
-    often = {"float64": CASES, "float32": OFTEN, "bfloat16": LOSSES, "float16": HALF_OFTEN}
+    often = {"float64": CASES, "float32": OFTEN, "bfloat16": EVERY_LOSS, "float16": HALF_OFTEN}
     return [
         pytest.param(
             row,
@@ -87,6 +97,9 @@ def in_dtypes(**rows: tuple[LossRow, ...]):
 
 SINGLE = in_dtypes(float64=CASES, float32=LOSSES + TILES_OF_A_KIND)
 HALF = in_dtypes(bfloat16=LOSSES + TILES_OF_A_KIND, float16=ONE_OF_A_KIND)
+IN_EVERY_DTYPE = in_dtypes(
+    float64=CASES, float32=OFTEN, bfloat16=EVERY_LOSS + TILES_OF_A_KIND, float16=ONE_OF_A_KIND
+)
 
 
 def in_both_dtypes(first: str, *others: str):
@@ -147,7 +160,10 @@ NUMBERS_OFTEN = tuple(
     row
     for row in LOSSES
     if row.name
-    in ("margin_softmax", "supervised_contrastive", "multi_similarity", "two_way", "asymmetric")
+    in (
+        *("margin_softmax", "supervised_contrastive", "multi_similarity", "two_way", "asymmetric"),
+        *("direct_sum", "spectral_sum"),
+    )
 )
 
 
@@ -343,21 +359,52 @@ def without_rows(batch: Batch, how: str) -> tuple[Batch, list[int], tuple[int, .
     return batch.with_arg(1, rows, negative), rows, of_rows
 
 
-@in_both_dtypes("where", "labels")
-def test_rows_that_do_not_count_do_not_leak(row, how, dtype):
-    batch, rows, of_rows = without_rows(make_batch(row, seed=9, masked=False), how)
-    batch = batch._replace(sample_weights=np.linspace(0.3, 1.9, 12))
-    expected = evaluate(row, batch, dtype)
-    assert finite(expected)
-    assert not expected["mean_grad"][0][rows].any()
+@pytest.mark.parametrize(("row", "dtype"), IN_EVERY_DTYPE)
+def test_rows_that_do_not_count_do_not_leak(row, dtype):
+    for how in ("where", "labels"):
+        batch, rows, of_rows = without_rows(make_batch(row, seed=9, masked=False), how)
+        batch = batch._replace(sample_weights=np.linspace(0.3, 1.9, 12))
+        expected = evaluate(row, batch, dtype)
+        assert finite(expected)
+        assert not widen(expected["mean_grad"])[0][rows].any()
 
-    poisoned = batch.with_arg(0, rows, POISON)
-    if how == "where":
-        poisoned = poisoned.with_arg(1, rows, np.array([10**6, 1, 0]).reshape(of_rows))
+        poisoned = batch.with_arg(0, rows, POISON)
+        if how == "where":
+            poisoned = poisoned.with_arg(1, rows, np.array([10**6, 1, 0]).reshape(of_rows))
+        sample_weights = batch.sample_weights.copy()
+        sample_weights[rows] = np.nan
+        got = evaluate(row, poisoned._replace(sample_weights=sample_weights), dtype)
+        chex.assert_trees_all_equal(widen(got), widen(expected))
+
+
+def compares_rows(row: LossRow) -> bool:
+    """Whether a sample without weight is still a reference of the others."""
+    return "sum" in row.name or (row.kind == "features" and row.terms is not None)
+
+
+@over(tuple(row for row in CASES if not compares_rows(row)))
+def test_a_sample_of_weight_0_is_as_one_that_is_masked(row):
+    rows = [1, 4, 10]
+    batch = make_batch(row, seed=9, masked=False)
+    batch = batch._replace(sample_weights=np.linspace(0.3, 1.9, 12))
+    expected = evaluate(row, batch.with_mask(rows))
     sample_weights = batch.sample_weights.copy()
-    sample_weights[rows] = np.nan
-    got = evaluate(row, poisoned._replace(sample_weights=sample_weights), dtype)
-    chex.assert_trees_all_equal(got, expected)
+    sample_weights[rows] = 0
+    batch = batch._replace(sample_weights=sample_weights)
+
+    def check(batch, last):
+        got = evaluate(row, batch)
+        for reduction in row.reductions:
+            assert_close(got[reduction], expected[reduction], FLOAT64)
+            gradients = f"{reduction}_grad"
+            assert_close(got[gradients][:last], expected[gradients][:last], FLOAT64)
+
+    check(batch, -1)
+    # Where the weights are inside the logarithms, nothing else of the sample counts either.
+    if row.name in ("class_wise", "proxy_anchor"):
+        check(batch.with_arg(0, rows, POISON), None)
+    if row.name == "proxy_anchor":
+        check(batch.with_arg(1, rows, 10**6), None)
 
 
 @in_both_dtypes("nan", "infinite")
@@ -682,6 +729,29 @@ def test_hyperparameters_of_functions_widen_nothing(function, name, shapes):
 
 
 # Transformations ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.name, marks=LONG if row.name == "direct_sum" else [])
+        for row in LOSSES
+        if row.name in ("softmax", "prototypical", "direct_sum")
+    ],
+)
+def test_rows_that_do_not_count_do_not_leak_without_jit(row):
+    """Operation by operation, XLA turns no product with a mask into a choice."""
+    batch = make_batch(row, seed=26)
+    expected = evaluate(row, batch)["mean"]
+    padding = ~batch.where
+    batch = batch.with_arg(0, padding, np.nan).with_arg(1, padding, 10**6)
+    args = cast(batch.args, row.differentiable, np.float32)
+    weights = jnp.where(batch.where, jnp.asarray(batch.sample_weights, np.float32), jnp.nan)
+    where = jnp.asarray(batch.where)
+    with jax.disable_jit():
+        got = row.function(*args, where=where, sample_weights=weights, **row.kwargs)
+    np.testing.assert_allclose(got, expected, rtol=4 * FLOAT32)
 
 
 @every_loss

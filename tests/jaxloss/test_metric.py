@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxloss
+from jaxloss.core.linear import negative_squared_distances
 from tests.jaxloss.harness import array_shapes, compiled, enable_x64
 from tests.jaxloss.loss_table import make_features, make_labels
 from tests.tolerances import FLOAT32
@@ -138,6 +139,33 @@ def test_second_derivative_at_duplicates(loss):
         _, got = jax.jvp(gradient, (x,), (direction,))
         expected = (gradient(x + step * direction) - gradient(x - step * direction)) / (2 * step)
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_derivatives_of_a_distance_that_is_rounded_below_zero():
+    """The clamp is of the value alone. Otherwise, second derivatives of near rows are wrong."""
+    arrays = jnp.array([[1.0 + 1e-6, 1.0]]), jnp.ones(1), jnp.ones(2)
+    value, gradients = jax.value_and_grad(
+        lambda *arrays: jnp.sum(negative_squared_distances(*arrays)), (0, 1, 2)
+    )(*arrays)
+    assert value == 0
+    chex.assert_trees_all_equal(gradients, (jnp.array([[2.0, 2.0]]), -2 * arrays[1], -arrays[2]))
+
+
+def test_ties_at_a_margin():
+    """Of numbers without rounding: a pair at the margin is neither mined nor above 0."""
+    anchor, own, others = jnp.eye(1, 2), jnp.array([[0.5, 0.0]]), jnp.array([[0.25, 0.0]])
+    given = {"references": jnp.concatenate([own, others]), "reference_labels": jnp.array([0, 1])}
+    loss = partial(
+        jaxloss.multi_similarity_loss, anchor, jnp.array([0]), similarity="inner", **given
+    )
+    assert loss(mining_margin=0.25) == 0
+    np.testing.assert_allclose(loss(mining_margin=0.2500001), loss(), rtol=FLOAT32)
+
+    references, labels = jnp.array([[1.0], [2.0], [1.5], [5.5]]), jnp.array([0, 1, 1, 1])
+    far = {"references": references, "reference_labels": labels, "normalize": False, "margin": 1.0}
+    # The terms are 0, ½ and 0. Only those above 0 are in the mean over all.
+    for mining in MINING:
+        assert jaxloss.triplet_loss(jnp.zeros((1, 1)), labels[:1], mining=mining, **far) == 0.5
 
 
 def test_labels_of_two_dtypes_do_not_wrap_around():

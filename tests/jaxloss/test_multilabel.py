@@ -361,6 +361,7 @@ def test_constant_weights_of_asymmetric(clip, focus, dtype):
     [
         jaxloss.warp_loss,
         jaxloss.robust_multilabel_loss,
+        jaxloss.two_way_loss,
         jaxloss.sigmoid_loss,
         partial(jaxloss.asymmetric_loss, positive_focus=1.0),
         partial(jaxloss.asymmetric_loss, positive_focus=0.5, clip=0.0),
@@ -368,7 +369,7 @@ def test_constant_weights_of_asymmetric(clip, focus, dtype):
         partial(jaxloss.asymmetric_loss, positive_focus=0.5, clip=0.0, stop_focus_gradient=True),
     ],
     ids=[
-        *("warp", "robust", "sigmoid", "asymmetric", "asymmetric_unclipped"),
+        *("warp", "robust", "two_way", "sigmoid", "asymmetric", "asymmetric_unclipped"),
         *("asymmetric_stopped", "asymmetric_unclipped_stopped"),
     ],
 )
@@ -376,7 +377,8 @@ def test_infinite_logits_of_right_classes_are_as_large_ones(loss):
     run = jax.jit(jax.value_and_grad(loss))
 
     def at(size):
-        return run(jnp.array([[size, -size, 0.3, -0.2]]), jnp.array([[1, 0, 0, 1]]))
+        logits = jnp.array([[size, -size, 0.3, -0.2], [size, 0.1, 0.3, -0.2]])
+        return run(logits, jnp.array([[1, 0, 0, 1], [1, 0, 0, 0]]))
 
     jax.tree.map(lambda a, b: close(np.asarray(a), np.asarray(b), FLOAT32), at(np.inf), at(1e4))
 
@@ -390,6 +392,13 @@ def test_warp_does_not_cancel_far_from_zero():
     expected = warp_gradient(jnp.asarray(x, jnp.float32), t)
     jax.tree.map(lambda a, b: close(np.asarray(a), np.asarray(b), FLOAT32), got, expected)
     close(expected[0], references.warp_loss(x, t.astype(int)), FLOAT32)
+
+
+def test_warp_of_a_pair_at_the_margin():
+    """Beside a violated one. It is none: it has no gradient either, as for relu at 0."""
+    value, gradient = warp_gradient(jnp.array([[1.0, 0.0, 0.5]]), np.array([[1, 0, 0]]))
+    assert value == 0.5
+    np.testing.assert_array_equal(gradient, [[-1, 0, 1]])
 
 
 def test_robust_by_hand():

@@ -17,6 +17,7 @@ from jax.sharding import AxisType, NamedSharding
 from jaxtyping import Bool, Float, Integer
 
 import jaxloss
+from jaxloss import testing
 from jaxloss.pairs import LOGSUMEXP, MAX, SOFTPLUS, SUM, Statistic, compare, compare_towers
 from jaxloss.testing import ContractError, check_loss
 from tests.jaxloss.harness import QUICK, P, enable_x64, mesh, raises
@@ -358,11 +359,14 @@ def test_a_queue_takes_the_place_of_references(kind):
     assert not np.any(np.asarray(of_queue))
 
 
-def test_losses_of_ones_own_keep_the_contract():
+def test_losses_of_ones_own_keep_the_contract(monkeypatch):
+    """In what the dense forms do not show."""
+    rules = ("jit", "masks", "padding_leaks", "device_gradients")
+    monkeypatch.setattr(testing, "RULES", [r for r in testing.RULES if r.name in rules])
+
     def rows(rng, n):
         return rng.normal(size=(n, DIM)), rng.integers(0, 3, n)
 
-    check_loss(of_distances, rows)
     check_loss(hardness_weighted, rows)
 
     def without_the_mask(features, labels, *, where=None, **options):
@@ -401,7 +405,8 @@ def test_numbers_of_rows_that_do_not_count_do_not_leak(block_size):
         return towers.reduce(sums)
 
     arrays = [jnp.asarray(a, jnp.float32) for a in (X, keys, bias)]
-    value, gradients = jax.value_and_grad(loss, (0, 1, 2))(*arrays)
+    run = jax.jit(jax.value_and_grad(loss, (0, 1, 2)), compiler_options=QUICK)
+    value, gradients = run(*arrays)
     assert np.isfinite(value)
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
@@ -436,8 +441,26 @@ def test_values_may_have_a_pole_anywhere(similarity, value, mask, block_size):
         used = used if mask is None else used & mask(s)
         return jnp.sum(jnp.where(used, value(jnp.where(used, s, 0.5 * s.max())), 0))
 
-    got, expected = (jax.value_and_grad(f)(rows) for f in (loss, dense))
+    got, expected = (jax.jit(jax.value_and_grad(f))(rows) for f in (loss, dense))
     chex.assert_trees_all_close(got, expected, rtol=16 * FLOAT32, atol=16 * FLOAT32)
+
+
+def test_a_pole_beside_an_infinite_row():
+    """Pairs that do not count get no infinite similarity, whose value would be 0 times infinity."""
+    rows = jnp.array([[1.0, 0.0], [0.5, 0.5], [jnp.inf, 0.0], [0.25, 1.0]])
+    compared = compare(rows, jnp.array([0, 0, 1, 1]), similarity="inner")
+
+    @jax.jit
+    @partial(jax.grad, has_aux=True)
+    def loss(exponents):
+        powers = Statistic(SUM, lambda s, same, _, p: p * jnp.log(s), lambda s, same, _, p: same)
+        (sums,) = compared.given(exponents).statistics((), powers)
+        return jnp.sum(sums.positive[:2]), sums.positive
+
+    gradients, values = loss(jnp.array([2.0, 3.0, 1.0, 1.0]))
+    log = np.log(np.float32(0.5))
+    np.testing.assert_allclose(values, [2 * log, 3 * log, np.inf, np.inf], rtol=FLOAT32)
+    np.testing.assert_allclose(gradients[:2], log, rtol=FLOAT32)
 
 
 @pytest.mark.parametrize("block_size", [None, 32])
@@ -478,17 +501,40 @@ def test_a_value_of_another_dtype_is_converted(reduction):
         return (2 * s).astype(jnp.bfloat16)
 
     for value in (of_bool, of_low):
-        wide = jax.value_and_grad(lambda x, f=value: loss(x, lambda *a: f(*a).astype(jnp.float32)))
-        chex.assert_trees_all_equal(jax.value_and_grad(loss)(rows, value), wide(rows))
+
+        def wide(*arguments, value=value):
+            return value(*arguments).astype(jnp.float32)
+
+        got, expected = (
+            jax.jit(jax.value_and_grad(partial(loss, value=f)), compiler_options=QUICK)(rows)
+            for f in (value, wide)
+        )
+        chex.assert_trees_all_equal(got, expected)
 
 
 def test_a_distance_of_zero_has_no_gradient():
     x = jnp.asarray(np.repeat(X[:2], 2, axis=0))
-    value, gradient = jax.value_and_grad(of_distances)(x, jnp.array([0, 0, 0, 0]))
+    run = jax.jit(jax.value_and_grad(of_distances), compiler_options=QUICK)
+    value, gradient = run(x, jnp.array([0, 0, 0, 0]))
     assert float(value) > 0
     assert np.all(np.isfinite(gradient))
-    together = jax.grad(of_distances)(x[:2], jnp.array([0, 1]))
+    _, together = run(x[:2], jnp.array([0, 1]))
     np.testing.assert_array_equal(together, 0)
+
+
+def test_a_distance_below_its_rounding_is_zero():
+    """Of rows that are equal, far from the mean of all."""
+    rows = np.random.default_rng(5).normal(size=(8, 64))
+    x, labels = jnp.asarray(np.tile(rows, (2, 1)), jnp.float32), jnp.arange(16) % 8
+
+    @jax.jit
+    def sums(x):
+        pairs = compare(x, labels, similarity="negative_distance")
+        return pairs.statistics((), Statistic(SUM, lambda s, same, _: s))[0]
+
+    found = sums(x)
+    np.testing.assert_array_equal(found.positive, 0)
+    assert np.all(np.asarray(found.negative) < -14 * 8)
 
 
 def test_wrong_arguments_are_named():

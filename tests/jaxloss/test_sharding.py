@@ -29,7 +29,7 @@ L = jnp.asarray(rng.integers(0, CLASSES, QUEUE), np.int32)
 nca = partial(jaxloss.nca_loss, temperature=4.0)
 # The tests compile functions that are looked up later.
 softmax_loss, info_nce_loss = jaxloss.softmax_loss, jaxloss.info_nce_loss
-direct_sum_loss = jaxloss.direct_sum_loss
+direct_sum_loss, proxy_nca_loss = jaxloss.direct_sum_loss, jaxloss.proxy_nca_loss
 
 
 def with_queue(x, y, q, labels):
@@ -282,6 +282,22 @@ def test_sharded_loss_takes_arrays_of_any_sharding(kind):
     for x, y in ((X, Y), (np.asarray(X), np.asarray(Y)), jax.device_put((X, Y), rows)):
         np.testing.assert_allclose(spread(x, y), expected, rtol=4 * FLOAT32)  # pyright: ignore
         np.testing.assert_allclose(jax.jit(spread)(x, y), expected, rtol=4 * FLOAT32)  # pyright: ignore
+
+
+def test_options_that_are_equal_but_of_other_types():
+    """1, 1.0 and True are equal. A call with one of them is not the program of another."""
+
+    def typed(logits, labels, *, option, axis_name=None):
+        loss = jaxloss.softmax_loss(logits, labels, axis_name=axis_name)
+        return 0 * loss + {bool: 1, int: 2, float: 3}[type(option)]
+
+    spread = jaxloss.sharded_loss(typed, mesh(), "batch")
+    assert [float(spread(Z, Y, option=option)) for option in (True, 1, 1.0, True)] == [1, 2, 3, 1]
+    x, y = jax.device_put((X, Y), NamedSharding(mesh(kind=AxisType.Explicit), P("batch")))
+    for arrays in ((x, y, W), (X, Y, W)):
+        proxy_nca_loss(*arrays, normalize=True)
+        with raises(TypeError, "`normalize` must be a Python bool, got 1"):
+            proxy_nca_loss(*arrays, normalize=1)  # pyright: ignore[reportArgumentType]
 
 
 def test_an_option_that_is_not_hashable_outside_of_jit():

@@ -17,6 +17,7 @@ from tests.jaxloss.harness import (
     over,
 )
 from tests.jaxloss.loss_table import CASES, make_features, make_labels
+from tests.tolerances import FLOAT32
 
 IN_BLOCKS = [
     row for row in CASES if row.name in ("triplet_all_in_blocks", "triplet_semihard_in_blocks")
@@ -39,6 +40,34 @@ def test_a_class_of_more_samples_than_are_compared_at_a_time(row):
     batch = batch._replace(args=(features, labels))
     # Where rows are equal, a distance has no slope.
     check_against_references(row, batch, np.float64, (1e-10, 1e-10), 1e-10, smooth=False)
+
+
+def test_a_negative_that_is_farther_by_rounding_is_not_farther():
+    """At the distance of the positive, in another direction. The next one is beyond the margin."""
+    rng = np.random.default_rng(9)
+    x, steps = (jnp.asarray(rng.normal(size=(16, 1, 64)), jnp.float32) for _ in range(2))
+    references = jnp.concatenate([x + steps, x + steps[..., ::-1], x - 2 * steps], axis=1)
+
+    def loss(x, references):
+        return jaxloss.triplet_loss(
+            x,
+            jnp.array([0]),
+            references=references,
+            reference_labels=jnp.array([0, 1, 1]),
+            mining="semihard",
+            normalize=False,
+        )
+
+    np.testing.assert_array_equal(jax.jit(jax.vmap(loss))(x, references), 0)
+
+
+@every_mining
+def test_rows_of_zeros_have_no_gradient(mining):
+    """Their distances are 0, and so is the rounding of these."""
+    loss = partial(jaxloss.triplet_loss, labels=make_rows(8)[1], mining=mining, normalize=False)
+    value, gradient = jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(jnp.zeros((14, 3)))
+    np.testing.assert_allclose(value, 0.2, rtol=FLOAT32)
+    assert not np.any(gradient)
 
 
 @every_mining
