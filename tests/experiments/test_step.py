@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from functools import partial
+from unittest.mock import Mock
 
 import chex
 import jax
@@ -27,6 +28,7 @@ from experiments.training import parallel
 from experiments.training.step import (
     Batch,
     TrainState,
+    build_features,
     build_outputs,
     build_step,
     mean_over_devices,
@@ -164,6 +166,21 @@ def test_outputs_have_the_features_and_the_objectives_logits():
     assert outputs.class_counts is class_counts
     assert outputs.objective_state is STATE.objective_state
     assert outputs.head is STATE.params["classifier"]
+
+
+def test_every_process_computes_the_features_of_its_share_of_the_images(monkeypatch):
+    """20 images, of which two processes of four devices take 12 each: the last ones are copies."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    shares, pixels = [], np.arange(1, 21, dtype=np.uint8)
+    for rank in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda rank=rank: rank)
+        gather = Mock(side_effect=lambda rows: np.tile(rows, (2, 1)))
+        monkeypatch.setattr("experiments.training.step.gather_rows", gather)
+        build_features(GRAPHDEF, DATA)(STATE, images_of(*pixels).images)
+        shares += [call.args[0] for call in gather.mock_calls]
+    found = np.concatenate(shares)[:, 0]
+    expected = 255 / pixels[np.minimum(np.arange(24), 19)]
+    np.testing.assert_allclose(found, expected, rtol=4 * FLOAT32)
 
 
 def test_a_value_that_is_not_finite_ends_the_run():
