@@ -26,7 +26,7 @@ import pytest
 
 from experiments.cli.datasets import Datasets
 from experiments.cli.main import main
-from experiments.config import Folders
+from experiments.config import Folders, SamplingConfig
 from experiments.data.builders import describe, preparation
 from experiments.errors import ExperimentError
 from experiments.presets import PRESETS
@@ -348,14 +348,15 @@ def test_data_sets_are_prepared_ahead_of_a_run(tmp_path, capsys):
     assert "cifar" in capsys.readouterr().err
 
 
-@pytest.mark.long
 def test_settings_lists_values_and_sources_and_epochs_of_prepared_data(
-    run, folders, tmp_path, monkeypatch, capsys
+    folders, tmp_path, monkeypatch, capsys
 ):
-    preset = PRESETS["icons"]
+    assert main(["prepare", "icons", "--data-dir", str(folders.data_dir)]) == 0
+    capsys.readouterr()
+    preset, sampling = PRESETS["icons"], SamplingConfig(batch_size=64)
     model = dataclasses.replace(preset.config.model, drop_block_steps=290, widths=(4, 8, 8, 8))
     changed = preset._replace(
-        config=dataclasses.replace(preset.config, model=model),
+        config=dataclasses.replace(preset.config, model=model, sampling=sampling),
         sources={"optimizer.learning_rate": "section 9"},
         differences=("Here all is well.",),
     )
@@ -375,9 +376,9 @@ def test_settings_lists_values_and_sources_and_epochs_of_prepared_data(
     assert "optimizer.momentum" not in text
     assert text.endswith("has no option: - Here all is well.")
     text = settings(folders.data_dir)
-    steps_per_epoch = 4650 // 128  # As in training, which leaves out the rest of an epoch.
+    steps_per_epoch = 4650 // 64  # As in training, which leaves out the rest of an epoch.
     assert f"| steps | 800 ({800 / steps_per_epoch:.4g} epochs) | – |" in text
-    assert "| model.drop_block_steps | 290 (8.056 epochs) | – |" in text
+    assert "| model.drop_block_steps | 290 (4.028 epochs) | – |" in text
     assert main(["settings", "food10-groups"]) == 2
     assert "no preset food10-groups; did you mean food101-groups" in capsys.readouterr().err
 

@@ -174,7 +174,11 @@ def test_prototypes_keep_their_classes(tmp_path, folders, name):
     config = dataclasses.replace(HYPERSPHERICAL, loss=HypersphericalLoss(name="dynamic"))
     before = begin(tmp_path, config, folders).objective_state
     config = dataclasses.replace(HYPERSPHERICAL, loss=HypersphericalLoss(name=name), seed=1)
-    new = assemble(plan_run(config), folders).initial.objective_state
+    parts = assemble(plan_run(config), folders)
+    new = parts.initial.objective_state
+    assert parts.steps_per_epoch == parts.class_counts.sum() // config.sampling.batch_size > 20
+    if name == "dynamic":  # A number for every epoch.
+        assert len(new["reassigned"]) == config.steps // parts.steps_per_epoch > 1
     after = from_run(tmp_path, config, folders).objective_state
     np.testing.assert_array_equal(after["assignment"], before["assignment"])
     assert (new["assignment"] != before["assignment"]).any()
@@ -263,7 +267,10 @@ def test_where_the_best_checkpoint_is_damaged_the_second_best_is_used(few_shot_r
         load_run(run)
 
 
-def test_checkpoints_are_named_by_rank_or_step(few_shot_run):
+def test_checkpoints_are_named_by_rank_or_step(few_shot_run, folders):
+    best = load_run(few_shot_run).state
+    start = from_run(few_shot_run, SCE, folders)
+    chex.assert_trees_all_equal((start.params, start.statistics), (best.params, best.statistics))
     assert [load_run(few_shot_run, which).step for which in ("best", "latest", 4)] == [2, 6, 4]
     assert load_run(few_shot_run / "checkpoints", "6").step == 6
     with pytest.raises(CheckpointError, match="no checkpoint of step 5"):

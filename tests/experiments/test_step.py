@@ -124,12 +124,15 @@ def test_options_of_augmentation_and_drop_block_reach_the_step():
 
 
 class _MeanPixel(nnx.Module):
-    """One feature: a parameter divided by the mean of the pixels."""
+    """One feature: a parameter divided by the mean of the pixels. It counts training batches."""
 
     def __init__(self):
         self.factor = nnx.Param(jnp.ones(()))
+        self.batches = nnx.BatchStat(jnp.zeros(()))
 
     def __call__(self, images, *, train, keys=None, step=None):
+        assert train == (keys is not None)
+        self.batches[...] += train
         return self.factor[...] / images.mean(axis=(1, 2, 3))[:, None]
 
 
@@ -200,10 +203,10 @@ def test_a_step_mixes_the_losses_of_its_labels(mixed_labels):
 
     def loss(features, labels, head, objective_state):
         value = jnp.mean(features[:, 0] * labels)
-        return Loss(value, objective_state, {"of the first": features[0, 0]})
+        return Loss(value, objective_state + 1, {"of the first": features[0, 0]})
 
-    optimizer, objective = optax.sgd(1.0), OBJECTIVE._replace(loss=loss)
-    state = STATE._replace(params={"backbone": PARAMS, "classifier": {}}, objective_state=())
+    optimizer, objective = optax.sgd(1.0, momentum=0.9), OBJECTIVE._replace(loss=loss)
+    state = STATE._replace(params={"backbone": PARAMS, "classifier": {}}, objective_state=7)
     data = dataclasses.replace(DATA, pad=0, flip=False, mixup=1.0, mixed_labels=mixed_labels)
     step = jax.jit(
         build_step(GRAPHDEF, objective, optimizer, data, key=jax.random.key(5), axis_name=None)
@@ -224,6 +227,10 @@ def test_a_step_mixes_the_losses_of_its_labels(mixed_labels):
         # The loss is the parameter, 1, times its derivative.
         factor = after.params["backbone"]["factor"][...]
         np.testing.assert_allclose(factor, 1 - expected, rtol=32 * FLOAT32)
+        (momentum,) = jax.tree.leaves(after.opt_state)
+        np.testing.assert_allclose(momentum, expected, rtol=32 * FLOAT32)
+        (batches,) = jax.tree.leaves(after.statistics)
+        assert (after.step, batches, after.objective_state) == (number + 1, 1, 8)
         shares.append(float(share))
     # A sample's own label has the larger share; every step has another.
     assert min(shares) >= 0.5
