@@ -40,7 +40,7 @@ SMALL = {
     "resnet18": ModelConfig("resnet18", WIDTHS, "mean", blocks=(1, 1, 1, 1)),
     "resnet50": ModelConfig("resnet50", (4, 4, 4, 4), "mean", blocks=(1, 1, 1, 1)),
     "resnet32": ModelConfig("resnet32", (8, 8, 8), "mean", blocks=(1, 2, 1)),
-    "wrn28": ModelConfig("wrn28", (16, 16, 16), "mean", blocks=(1, 1, 1)),
+    "wrn28": ModelConfig("wrn28", (8, 8, 8), "mean", blocks=(1, 1, 1)),
     "swin": ModelConfig("swin", (32, 32, 32, 32), "mean", blocks=(1, 1, 1, 1)),
 }
 RESNET18 = ModelConfig("resnet18", (64, 128, 256, 512), "mean")
@@ -227,19 +227,19 @@ def test_dropout_keeps_the_sum_and_the_type():
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "side"),
     [
-        pytest.param(replace(SMALL["wrn28"], dropout=0.5), id="dropout"),
+        pytest.param(replace(SMALL["wrn28"], dropout=0.5), 8, id="dropout"),
         pytest.param(
-            replace(SMALL["swin"], stochastic_depth=0.9),
+            *(replace(SMALL["swin"], stochastic_depth=0.9), 32),
             id="stochastic depth",
             marks=pytest.mark.long,
         ),
     ],
 )
-def test_a_network_drops_in_training_only_and_needs_keys(config):
+def test_a_network_drops_in_training_only_and_needs_keys(config, side):
     model = build(config)
-    images, keys = images_of(6), jax.random.split(jax.random.key(2), 6)
+    images, keys = images_of(6, (side, side, 3)), jax.random.split(jax.random.key(2), 6)
     first = apply(model, images, keys, train=True)
     chex.assert_trees_all_equal(apply(model, images, keys, train=True), first)
     assert bool((apply(model, images, keys[::-1], train=True) != first).any())

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from experiments.assembly import Plan, build_learner
 from experiments.config import DataConfig, ModelConfig, ParallelMode, TrainConfig
 from experiments.contracts import ImageSet, Loss, Objective
+from experiments.data.augment import mix_batch
 from experiments.errors import DivergedError
 from experiments.protocols import build_protocol
 from experiments.protocols.few_shot_data import FewShotData
@@ -198,8 +199,19 @@ def test_a_value_that_is_not_finite_ends_the_run():
 
 
 @pytest.mark.parametrize("mixed_labels", ["both", "larger"])
-def test_a_step_mixes_the_losses_of_its_labels(mixed_labels):
-    """The loss of mixed images is shared by their labels as the pixels are, or has one label."""
+def test_a_step_mixes_the_losses_of_its_labels(monkeypatch, mixed_labels):
+    """The loss of mixed images is shared by their labels as the pixels are, or has one label.
+
+    It is the first of the mixed batch, which is the partner's where CutMix's box is large.
+    """
+    exchanged = mixed_labels == "larger"
+
+    def mix(*batch, **how):
+        mixed = mix_batch(*batch, **how)
+        first, second = (mixed.labels, mixed.other_labels)[:: -1 if exchanged else 1]
+        return mixed._replace(labels=first, other_labels=second)
+
+    monkeypatch.setattr("experiments.training.step.mix_batch", mix)
 
     def loss(features, labels, head, objective_state):
         value = jnp.mean(features[:, 0] * labels)
@@ -221,7 +233,7 @@ def test_a_step_mixes_the_losses_of_its_labels(mixed_labels):
         own, partner = pixels / 255, pixels[::-1] / 255
         share = (1 / metrics["of the first"] - partner[0]) / (own[0] - partner[0])
         mixed = share * own + (1 - share) * partner
-        weight = share if mixed_labels == "both" else 1
+        weight = 0 if exchanged else share
         expected = weight * np.mean(labels / mixed) + (1 - weight) * np.mean(labels[::-1] / mixed)
         np.testing.assert_allclose(metrics["loss"], expected, rtol=32 * FLOAT32)
         # The loss is the parameter, 1, times its derivative.
