@@ -87,6 +87,13 @@ def light_backbone() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def small_network() -> Iterator[None]:
+    """The same for a single test."""
+    with light_backbones():
+        yield
+
+
 @pytest.fixture(scope="session")
 def few_shot_run(tmp_path_factory, folders) -> Path:
     """A run with checkpoints after steps 2, 4 and 6, beside which tests may write.

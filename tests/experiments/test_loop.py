@@ -35,7 +35,6 @@ from tests.experiments.tiny_runs import (
     TINY,
     TINY_OPTIONS,
     assert_equal_runs,
-    light_backbones,
     metrics_without_clock,
     saved_steps,
 )
@@ -150,13 +149,6 @@ def test_a_set_beyond_memory_trains_to_the_same_bits(tmp_path, folders, whole, m
     assert isinstance(load_split("icons", "base", **vars(folders)).images, RecordImages)
     train(SCE, tmp_path, folders)
     assert_equal_runs(tmp_path, whole)
-
-
-@pytest.fixture
-def small_network():
-    """Trains a small network: these tests are not about what it learns."""
-    with light_backbones():
-        yield
 
 
 @pytest.fixture

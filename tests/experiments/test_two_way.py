@@ -10,7 +10,8 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 from experiments.assembly import plan_run
-from experiments.contracts import Outputs, Problem
+from experiments.contracts import ImageSet, Outputs, Problem
+from experiments.data.pipeline import load_split
 from experiments.errors import ConfigError
 from experiments.protocols import classification, two_way
 from experiments.protocols.classification import ClassificationData
@@ -78,8 +79,14 @@ def test_every_option_of_the_selection_is_taken(folders, monkeypatch):
     assert data.items() <= chosen.call_args.kwargs.items()
 
 
+def images_of(*parts: ImageSet) -> list[tuple[bytes, int]]:
+    """With their labels, in an order of their own."""
+    pairs = (zip(part.images[:], part.labels.tolist(), strict=True) for part in parts)
+    return sorted((image.tobytes(), label) for pair in pairs for image, label in pair)
+
+
 def test_the_classes_of_one_split_are_trained_on(folders):
-    """The same images are for training, validation and test as among all classes."""
+    """The same images are for training, validation and test as among all classes: each for one."""
     novel, every = (
         two_way.build(TwoWayConfig(data=ClassificationData(class_split=classes, holdout=0.2)))
         for classes in ("novel", "all")
@@ -90,6 +97,9 @@ def test_the_classes_of_one_split_are_trained_on(folders):
         assert some.class_names == whole.class_names[first:]
         np.testing.assert_array_equal(some.labels, whole.labels[whole.labels >= first] - first)
         np.testing.assert_array_equal(some.images[:], whole.images[whole.labels >= first])
+    stored = load_split("icons", "novel", **vars(folders))
+    parts = [novel.load(folders, split) for split in novel.splits]
+    assert images_of(*parts) == images_of(stored)
     assert novel.description["class_split"] == "novel"
     assert [len(counts) for counts in novel.counts_by_split(folders).values()] == [50] * 3
     few = ClassificationData(class_split="novel", classes=5, holdout=0.2)
