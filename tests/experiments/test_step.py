@@ -180,7 +180,7 @@ def test_every_process_computes_the_features_of_its_share_of_the_images(monkeypa
         monkeypatch.setattr(jax, "process_index", lambda rank=rank: rank)
         gather = Mock(side_effect=lambda rows: np.tile(rows, (2, 1)))
         monkeypatch.setattr("experiments.training.step.gather_rows", gather)
-        build_features(GRAPHDEF, DATA)(STATE, images_of(*pixels).images)
+        build_features(GRAPHDEF, DATA)(STATE, images_of(*pixels.tolist()).images)
         shares += [call.args[0] for call in gather.mock_calls]
     found = np.concatenate(shares)[:, 0]
     expected = 255 / pixels[np.minimum(np.arange(24), 19)]

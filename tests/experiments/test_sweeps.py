@@ -239,7 +239,8 @@ def test_a_grid_has_every_run_at_its_place(tmp_path, folders, monkeypatch):
     axes = [parse_axis("loss.margin=-0.1,0", config)]
 
     def complete(plan: Plan, directory: Path) -> dict[str, Any]:
-        name = f"loss.margin={plan.config.loss.margin}/seed-{plan.config.seed}"
+        config: Any = plan.config
+        name = f"loss.margin={config.loss.margin}/seed-{config.seed}"
         assert directory == tmp_path / name
         assert prepare_and_count(plan, folders)
         return {"name": name}
