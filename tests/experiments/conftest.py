@@ -101,7 +101,8 @@ def few_shot_run(tmp_path_factory, folders) -> Path:
     Its validations fall, by 1 each time: the best checkpoint is the first, and not the last.
     """
     directory, before = tmp_path_factory.mktemp("few-shot") / "run", itertools.count()
-    config = replace(TINY, loss=IntegratedLoss(name="sce"), steps=6, report_last=True)
+    data = replace(TINY.data, mean=(0.6,), std=(0.4,))
+    config = replace(TINY, data=data, loss=IntegratedLoss(name="sce"), steps=6, report_last=True)
     plan = plan_run(config)
     validate = plan.protocol.validate
     falling = plan.protocol._replace(validate=lambda outputs: validate(outputs) - next(before))

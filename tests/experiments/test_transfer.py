@@ -85,7 +85,8 @@ def test_the_command_writes_what_classifiers_on_the_features_give(
     report = json.loads((directory / f"{stem}.json").read_text())
 
     restored = load_run(directory, "latest")
-    seen = dataclasses.replace(CONFIG.data, image_size=32)
+    seen = dataclasses.replace(restored.plan.config.data, image_size=32)
+    assert (seen.mean, seen.std) == ((0.6,), (0.4,))
     features_of = build_features(restored.graphdef, seen)
     own, test = (
         Labelled(features_of(restored.state, images.images), images.labels)
