@@ -93,7 +93,7 @@ def from_run(directory, config, folders, **how):
 
 
 SCE = dataclasses.replace(TINY, loss=IntegratedLoss(name="sce"))
-HYPERSPHERICAL = HypersphericalConfig(model=ModelConfig(widths=(4, 4, 4, 32), dim=128))
+HYPERSPHERICAL = HypersphericalConfig(model=ModelConfig(widths=(4, 4, 4, 32), dim=256))
 NCA = dataclasses.replace(SCE, loss=IntegratedLoss(name="nca"))
 BOTH = "Weights: backbone and classifier of RUN, which has the same classes."
 NEW = "Weights: backbone of RUN, without its classifier: "
