@@ -25,7 +25,6 @@ from experiments.models.layers import (
     drop_after_block,
     drop_block,
     dropout,
-    fold_in,
     max_pool,
 )
 from experiments.models.pooled import PooledBlock
@@ -266,7 +265,7 @@ def test_the_last_two_stages_have_drop_block_and_those_before_dropout(monkeypatc
             assert y is drop.return_value
             (given, own), found = drop.call_args
             assert given is x
-            assert (own == fold_in(keys, 5)).all()
+            assert (own == jax.vmap(lambda key: jax.random.fold_in(key, 5))(keys)).all()
             assert found == options
     assert drop_after_block(x, keys, None, ModelConfig(), number=5, stages_after=0) is x
 
