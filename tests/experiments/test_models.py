@@ -150,6 +150,7 @@ def test_conv4_equals_its_formula():
         y = (y - y.mean((0, 1, 2))) / np.sqrt(y.var((0, 1, 2)) + 1e-5)
         x = np.maximum(y, 0).reshape(5, len(y[0]) // 2, 2, len(y[0]) // 2, 2, -1).max((2, 4))
     features = apply(model, images, train=True)
+    assert features.shape == (5, 6)
     np.testing.assert_allclose(features, x.reshape(5, -1), rtol=16 * FLOAT32, atol=4 * FLOAT32)
 
 
