@@ -1,5 +1,6 @@
 """Tests share tiny runs: those of one run stay in one process, and compiled programs are kept."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -86,12 +87,26 @@ def light_backbone() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def small_network() -> Iterator[None]:
+    """The same for a single test."""
+    with light_backbones():
+        yield
+
+
 @pytest.fixture(scope="session")
 def few_shot_run(tmp_path_factory, folders) -> Path:
-    """A run with a checkpoint after steps 2 and 4 (and 6), beside which tests may write."""
-    directory = tmp_path_factory.mktemp("few-shot") / "run"
-    plan = plan_run(replace(TINY, loss=IntegratedLoss(name="sce"), steps=6))
-    complete_run(plan, directory, folders, command="train it")
+    """A run with checkpoints after steps 2, 4 and 6, beside which tests may write.
+
+    Its validations fall, by 1 each time: the best checkpoint is the first, and not the last.
+    """
+    directory, before = tmp_path_factory.mktemp("few-shot") / "run", itertools.count()
+    data = replace(TINY.data, mean=(0.6,), std=(0.4,))
+    config = replace(TINY, data=data, loss=IntegratedLoss(name="sce"), steps=6, report_last=True)
+    plan = plan_run(config)
+    validate = plan.protocol.validate
+    falling = plan.protocol._replace(validate=lambda outputs: validate(outputs) - next(before))
+    complete_run(plan._replace(protocol=falling), directory, folders, command="train it")
     return directory
 
 

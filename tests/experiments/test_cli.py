@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import inspect
 import json
 import os
+import pkgutil
 import re
 import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import jax
@@ -21,14 +26,17 @@ import pytest
 
 from experiments.cli.datasets import Datasets
 from experiments.cli.main import main
+from experiments.config import Folders, SamplingConfig
 from experiments.data.builders import describe, preparation
 from experiments.errors import ExperimentError
 from experiments.presets import PRESETS
+from experiments.protocols.classification import ClassificationData
 from experiments.protocols.few_shot import IntegrationEvaluation
+from experiments.reporting.grid import Comparison
 from experiments.storage import write_json
 from experiments.training.run_directory import MetricsLog
 from tests.experiments.several_processes import ROOT
-from tests.experiments.tiny_runs import TINY_OPTIONS
+from tests.experiments.tiny_runs import TINY, TINY_OPTIONS
 
 pytestmark = pytest.mark.usefixtures("light_backbone")
 
@@ -72,6 +80,101 @@ def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path,
     assert f"there is no directory {nothing}" in capsys.readouterr().err
     assert main(["evaluate", nothing, "--evaluation.ways", "3"]) == 2
     assert "need the directory of a trained run" in capsys.readouterr().err
+
+
+class Reached(ExperimentError):
+    """Raised in place of what a command would do."""
+
+
+PLACES = "--data-dir data --manual-dir manual"
+FOLDERS: dict[str, Any] = {"folders": Folders(Path("data"), Path("manual"))}
+
+
+@pytest.mark.parametrize(
+    ("typed", "function", "expected"),
+    [
+        (
+            f"train icons --seed 3 --steps 7 --parallel jit --mesh 2x2 --stuck-after 5 {PLACES}",
+            "experiments.runs.complete_run",
+            {"plan.config.seed": 3, "plan.config.steps": 7, "mode": "jit", "mesh_shape": "2x2"}
+            | {"stuck_after": 5, **FOLDERS}
+            | {"directory": Path("runs/icons-direct-sce+nca-random-seed3")},
+        ),
+        (
+            f"evaluate RUN --checkpoint 4 {PLACES}",
+            "experiments.runs.load_run",
+            {"folder": Path("RUN"), "checkpoint": "4"},
+        ),
+        (
+            f"evaluate RUN --split validation --evaluation.ways 3 {PLACES}",
+            "experiments.runs.evaluate",
+            {"split": "validation", "options": {"evaluation.ways": 3}, **FOLDERS},
+        ),
+        (
+            "evaluate RUN --over evaluation.ways=2,3 --split base --checkpoint latest "
+            f"--metrics MAP@R --evaluation.shots 2 --baseline evaluation.ways=2 {PLACES}",
+            "experiments.sweeps.evaluate_over",
+            {"path": Path("RUN"), "over": ("evaluation.ways=2,3",), "split": "base", **FOLDERS}
+            | {"checkpoint": "latest", "overrides": {"evaluation.shots": (2,)}}
+            | {"metrics": ("MAP@R",), "baseline": "evaluation.ways=2"},
+        ),
+        (
+            "linear RUN --data cub --split novel --holdout 0.3 --checkpoint 4 --directory table "
+            f"--baseline SCE {PLACES}",
+            "experiments.transfer.evaluate_runs_linear",
+            {"paths": (Path("RUN"),), "checkpoint": "4", "directory": Path("table"), **FOLDERS}
+            | {"data": ClassificationData(name="cub", class_split="novel", holdout=0.3)}
+            | {"baseline": "SCE"},
+        ),
+        (
+            f"look RUN --split base --checkpoint 4 {PLACES}",
+            "experiments.look.look_at_run",
+            {"path": Path("RUN"), "split": "base", "checkpoint": "4", **FOLDERS},
+        ),
+        (
+            "sweep icons-groups --steps 7 --over loss.name=loose,tight data.classes=5,6 "
+            "--seeds 2 3 --metrics accuracy --title Groups --baseline loss.name=loose "
+            f"--choose data.classes --directory grid {PLACES}",
+            "experiments.sweeps.run_grid",
+            {"config.steps": 7, "seeds": (2, 3), "root": Path("grid"), **FOLDERS}
+            | {"settings": ["loose", "tight", 5, 6], "metrics": ("accuracy",), "title": "Groups"}
+            | {"comparison": Comparison(("loss.name", "loose"), "", "data.classes")},
+        ),
+        (
+            "compare icons --steps 7 --losses nca sce --sampling 8x2 random --seeds 2 3 "
+            f"--pairs-over sampling.strategy {PLACES}",
+            "experiments.sweeps.run_grid",
+            {"config.steps": 7, "seeds": (2, 3), "root": Path("runs/compare-icons"), **FOLDERS}
+            | {"settings": ["sce", "nca", "8x2", "random"]}
+            | {"comparison": Comparison(None, "training batches", "")},
+        ),
+        (
+            "compile icons --topology v5e:2x4",
+            "experiments.topologies.tpu_devices",
+            {"topology": "v5e:2x4"},
+        ),
+        (
+            "compile icons-instances --steps 7 --parallel jit --mesh 2x2 --classes 9",
+            "experiments.compilation.compile_step",
+            {"config.steps": 7, "mode": "jit", "mesh_shape": "2x2", "classes": 9},
+        ),
+    ],
+)
+def test_what_is_typed_reaches_the_code(monkeypatch, tmp_path, typed, function, expected):
+    monkeypatch.chdir(tmp_path)
+    Path("RUN").mkdir()
+    signature = inspect.signature(pkgutil.resolve_name(function))
+    config = dataclasses.replace(TINY, loss=dataclasses.replace(TINY.loss, name="sce"))
+    monkeypatch.setattr("experiments.runs.config_of_run", lambda path: config)
+    monkeypatch.setattr("experiments.runs.load_run", Mock(return_value=Mock()))
+    monkeypatch.setattr("experiments.topologies.tpu_devices", Mock())
+    monkeypatch.setattr(function, reached := Mock(side_effect=Reached))
+    assert main(typed.split()) == 2
+    call = signature.bind(*reached.call_args.args, **reached.call_args.kwargs)
+    given = SimpleNamespace(**call.arguments | call.arguments.pop("report", {}))
+    if hasattr(given, "axes"):
+        given.settings = [x for axis in given.axes for at in axis.settings for x in at.values()]
+    assert {name: attrgetter(name)(given) for name in expected} == expected
 
 
 @pytest.mark.long
@@ -245,14 +348,15 @@ def test_data_sets_are_prepared_ahead_of_a_run(tmp_path, capsys):
     assert "cifar" in capsys.readouterr().err
 
 
-@pytest.mark.long
 def test_settings_lists_values_and_sources_and_epochs_of_prepared_data(
-    run, folders, tmp_path, monkeypatch, capsys
+    folders, tmp_path, monkeypatch, capsys
 ):
-    preset = PRESETS["icons"]
+    assert main(["prepare", "icons", "--data-dir", str(folders.data_dir)]) == 0
+    capsys.readouterr()
+    preset, sampling = PRESETS["icons"], SamplingConfig(batch_size=64)
     model = dataclasses.replace(preset.config.model, drop_block_steps=290, widths=(4, 8, 8, 8))
     changed = preset._replace(
-        config=dataclasses.replace(preset.config, model=model),
+        config=dataclasses.replace(preset.config, model=model, sampling=sampling),
         sources={"optimizer.learning_rate": "section 9"},
         differences=("Here all is well.",),
     )
@@ -272,9 +376,9 @@ def test_settings_lists_values_and_sources_and_epochs_of_prepared_data(
     assert "optimizer.momentum" not in text
     assert text.endswith("has no option: - Here all is well.")
     text = settings(folders.data_dir)
-    steps_per_epoch = 4650 // 128  # As in training, which leaves out the rest of an epoch.
+    steps_per_epoch = 4650 // 64  # As in training, which leaves out the rest of an epoch.
     assert f"| steps | 800 ({800 / steps_per_epoch:.4g} epochs) | – |" in text
-    assert "| model.drop_block_steps | 290 (8.056 epochs) | – |" in text
+    assert "| model.drop_block_steps | 290 (4.028 epochs) | – |" in text
     assert main(["settings", "food10-groups"]) == 2
     assert "no preset food10-groups; did you mean food101-groups" in capsys.readouterr().err
 

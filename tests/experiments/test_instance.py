@@ -6,9 +6,10 @@ import jax
 import numpy as np
 
 import jaxloss
-from experiments.contracts import Problem
+from experiments.contracts import Outputs, Problem
 from experiments.data.pipeline import load_split, stored_counts
-from experiments.protocols import instance
+from experiments.protocols import few_shot, instance
+from experiments.protocols.few_shot import FewShotEvaluation
 from experiments.protocols.instance import InstanceConfig, InstanceLoss
 from tests.tolerances import FLOAT32
 
@@ -27,6 +28,17 @@ def test_every_base_image_is_a_class_and_the_others_keep_theirs(folders):
     np.testing.assert_array_equal(counts["base"], np.ones(4650))
     expected = stored_counts("icons", data_dir=folders.data_dir)["novel"]
     np.testing.assert_array_equal(counts["novel"], expected)
+
+
+def test_the_requested_split_is_evaluated():
+    rng = np.random.default_rng(0)
+    labels, features = np.arange(40) % 4, rng.normal(size=(40, 3)).astype(np.float32)
+    outputs = Outputs(features, labels, lambda: features, np.ones(4, int))
+    evaluation = FewShotEvaluation(ways=3, shots=(2,), queries=4, episodes=6)
+    protocol = instance.build(InstanceConfig(evaluation=evaluation))
+    found = protocol.evaluate("novel", {"novel": outputs}.__getitem__)
+    assert found == few_shot.evaluate_distances(evaluation, outputs)
+    assert [m["name"] for m in found["metrics"]] == [m.name for m in protocol.metrics]
 
 
 def test_the_loss_is_that_of_cosines_with_a_margin():

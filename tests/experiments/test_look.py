@@ -223,6 +223,9 @@ def test_accuracy_and_calibration_are_those_of_the_report(untrained):
     run = untrained("hyperspherical")
     result, shown, (outputs, names) = run.result(), run.numbers["accuracy"]["test"], run.shown
     assert shown["mean"] == pytest.approx(result["accuracy"])
+    counts = [np.bincount(side.outputs.labels) for side in run.view.sides]
+    np.testing.assert_array_equal(counts[0], outputs.class_counts)
+    assert counts[1].sum() == result["samples"]
     by_name = dict(zip(names, result["class_accuracies"], strict=True))
     assert shown["classes"] == pytest.approx(by_name)
     # A long tail, from its head.
@@ -277,6 +280,7 @@ def test_of_many_training_images_a_random_part_is_read():
     part = part_of(whole, 8)
     assert len(part.images) == len(np.unique(part.labels)) == 8
     assert (np.diff(part.labels) > 0).all()
+    assert part.labels.max() > 8
     rows = np.array([5, 0])
     np.testing.assert_array_equal(part.images[rows].ravel(), part.labels[rows])
 

@@ -8,9 +8,12 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock, create_autospec
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from experiments.assembly import plan_run
@@ -24,13 +27,15 @@ from experiments.runs import train_run
 from experiments.training import loop
 from experiments.training.checkpoints import CheckpointError, Checkpoints
 from experiments.training.loop import read_batches
-from experiments.training.run_directory import MetricsLog
+from experiments.training.parallel import data_parallel
+from experiments.training.run_directory import MetricsLog, Validation
+from experiments.training.step import Batch, TrainState
 from tests.experiments.several_processes import finish, start, wait_for_step
 from tests.experiments.tiny_runs import (
     TINY,
     TINY_OPTIONS,
     assert_equal_runs,
-    light_backbones,
+    metrics_without_clock,
     saved_steps,
 )
 
@@ -39,30 +44,33 @@ def train(config: TrainConfig, directory: Path, folders: Folders) -> float:
     return train_run(plan_run(config), directory, folders)
 
 
+SCE = replace(TINY, loss=replace(TINY.loss, name="sce"))
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, folders) -> Path:
     directory = tmp_path_factory.mktemp("whole") / "run"
-    train(TINY, directory, folders)
+    train(SCE, directory, folders)
     return directory
 
 
 def test_a_resumed_run_ends_bit_identical(tmp_path, folders, whole, killed_after):
-    killed_after(3, lambda: train(TINY, tmp_path, folders))
+    killed_after(3, lambda: train(SCE, tmp_path, folders))
     with Checkpoints(tmp_path / "checkpoints", read_only=True) as checkpoints:
         before = checkpoints.meta(2)["seconds"]
     started = time.monotonic()
-    seconds = train(TINY, tmp_path, folders)
+    seconds = train(SCE, tmp_path, folders)
     assert 0 < before < seconds <= before + time.monotonic() - started
     # A finished run takes no more time, however often its command is repeated.
-    again = train(TINY, tmp_path, folders)
+    again = train(SCE, tmp_path, folders)
     assert seconds - 2 < again <= seconds
     assert_equal_runs(tmp_path, whole)
 
 
 @pytest.mark.usefixtures("small_network")
 def test_a_run_that_goes_on_with_more_steps_equals_one_of_all_steps(tmp_path, folders):
-    constant = replace(TINY.optimizer, schedule="constant")
-    config = replace(TINY, optimizer=constant, steps=30, validate_every=20)
+    constant = replace(SCE.optimizer, schedule="constant")
+    config = replace(SCE, optimizer=constant, steps=30, validate_every=20)
     for run, steps in (("longer", 20), ("longer", 30), ("whole", 30)):
         train(replace(config, steps=steps), tmp_path / run, folders)
     assert_equal_runs(tmp_path / "longer", tmp_path / "whole")
@@ -76,22 +84,71 @@ def test_a_run_without_an_intact_checkpoint_does_not_start_over_in_silence(
         (run / "checkpoints" / step / "header" / "metadata").write_text("{")
     for message in ("no intact checkpoint", r"damaged checkpoints only \(damaged-2, damaged-4\)"):
         with pytest.raises(CheckpointError, match=message):
-            train(TINY, run, folders)
+            train(SCE, run, folders)
+
+
+def test_everything_happens_at_its_step_and_every_part_of_the_state_is_resumed(tmp_path):
+    """Steps count in all parts; the objective state adds up the batches, and 1000 an epoch."""
+
+    def step(state, batch):
+        total = jnp.sum(batch.labels)
+        params, statistics, opt_state = jax.tree.map(lambda leaf: leaf + 1, state[1:4])
+        state = TrainState(
+            state.step + 1, params, statistics, opt_state, state.objective_state + total
+        )
+        return state, {"loss": total}
+
+    def read(step):
+        if step == last:
+            raise InterruptedError
+        return Batch(np.zeros(4, np.int32), np.full(4, step))
+
+    zero, last = jnp.zeros((), jnp.int32), 5
+    initial = TrainState(zero, {"backbone": zero}, zero, zero, zero)
+    parts = loop.Parts(
+        initial,
+        data_parallel("jit", step, initial),
+        read,
+        ahead=False,
+        images_per_step=4,
+        steps_per_epoch=2,
+        after_epoch=lambda state: (state + 1000, {"before": state}),
+        validate=lambda state: Validation(-int(state.step), {"sum": int(state.objective_state)}),
+        class_counts=np.ones(1, int),
+        classes="",
+        classifier=False,
+        origins=[],
+    )
+    how: Any = {"steps": 7, "validate_every": 3, "log_every": 2, "name": "", "meta": {}}
+    with pytest.raises(InterruptedError):
+        loop.train(parts, tmp_path, **how)
+    last = -1
+    loop.train(parts, tmp_path, **how)
+    with Checkpoints(tmp_path / "checkpoints", read_only=True) as checkpoints:
+        kept = {step: checkpoints.restore(initial, step).state for step in checkpoints.steps()}
+    # The best validation is the first.
+    expected = {3: 1012, 6: 3060, 7: 3084}
+    assert kept == {n: (n, {"backbone": n}, n, n, total) for n, total in expected.items()}
+    assert metrics_without_clock(tmp_path) == [
+        {"step": 2, "before": 4},
+        {"step": 2, "loss": 4},
+        {"step": 3, "validation": -3, "sum": 1012},
+        {"step": 4, "before": 1024},
+        {"step": 4, "loss": 12},
+        {"step": 6, "before": 2060},
+        {"step": 6, "loss": 20},
+        {"step": 6, "validation": -6, "sum": 3060},
+        {"step": 7, "loss": 24},
+        {"step": 7, "validation": -7, "sum": 3084},
+    ]
 
 
 @pytest.mark.long
 def test_a_set_beyond_memory_trains_to_the_same_bits(tmp_path, folders, whole, monkeypatch):
     monkeypatch.setattr(pipeline, "_MEMORY_LIMIT", 0)
     assert isinstance(load_split("icons", "base", **vars(folders)).images, RecordImages)
-    train(TINY, tmp_path, folders)
+    train(SCE, tmp_path, folders)
     assert_equal_runs(tmp_path, whole)
-
-
-@pytest.fixture
-def small_network():
-    """Trains a small network: these tests are not about what it learns."""
-    with light_backbones():
-        yield
 
 
 @pytest.fixture
@@ -117,7 +174,7 @@ def signalled(monkeypatch):
 @pytest.mark.long
 @pytest.mark.usefixtures("small_network")
 def test_a_signal_late_in_a_step_is_handled_after_the_next(tmp_path, folders, signalled):
-    config, before = replace(TINY, steps=8, validate_every=8), signal.getsignal(signal.SIGTERM)
+    config, before = replace(SCE, steps=8, validate_every=8), signal.getsignal(signal.SIGTERM)
     signalled(3, signal.SIGTERM)
     with pytest.raises(Interrupted, match="stopped at step 4 of 8, which is saved") as stopped:
         train(config, tmp_path / "run", folders)
@@ -130,7 +187,7 @@ def test_a_signal_late_in_a_step_is_handled_after_the_next(tmp_path, folders, si
 def test_a_second_interrupt_stops_at_once(tmp_path, folders, signalled, capfd):
     signalled(3, signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        train(TINY, tmp_path / "run", folders)
+        train(SCE, tmp_path / "run", folders)
     assert "press Ctrl-C again to stop at once" in capfd.readouterr().err
 
 
@@ -144,7 +201,7 @@ def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_li
     monkeypatch.setattr(loop, "_CHECKPOINT_STEPS", 3)
     monkeypatch.setattr(loop, "_MAX_IN_FLIGHT", 2)
     monkeypatch.setattr(loop.jax, "block_until_ready", wait)
-    train(replace(TINY, steps=8, validate_every=5, log_every=100), tmp_path / "run", folders)
+    train(replace(SCE, steps=8, validate_every=5, log_every=100), tmp_path / "run", folders)
     saved = [(call.args[1], call.kwargs["validation"] is not None) for call in save.mock_calls]
     # The last step is validated, too.
     assert saved == [(3, False), (5, True), (6, False), (8, True)]

@@ -16,6 +16,7 @@ import experiments
 from experiments.cli.main import main
 from experiments.config import set_options
 from experiments.data.builders import icons
+from experiments.data.pipeline import load_labels
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
 from experiments.training.checkpoints import CheckpointError
@@ -98,6 +99,7 @@ def test_of_a_large_split_a_part_suffices(trained, folders):
     run = experiments.load_run(trained[0])
     assert experiments.load_run(trained[0], run.step).step == run.step
     whole = experiments.features_of(run, "validation", folders=folders)
+    assert whole.class_names == load_labels("icons", "validation", **vars(folders))[1]
     with pytest.raises(ConfigError, match=r"most must be at least 1, .*, got -5"):
         experiments.features_of(run, "validation", folders=folders, most=-5)
     part = experiments.features_of(run, "validation", folders=folders, most=60)
@@ -142,8 +144,11 @@ def test_evaluate_is_the_command(trained, folders):
     other = {"evaluation.ways": 3, "evaluation.shots": 2}
     found = experiments.evaluate(run, other, folders=folders)
     assert found["metrics"] == stored["metrics"] != report["metrics"]
-    found = experiments.evaluate(run, split="base", folders=folders)
-    assert (found["split"], found["step"]) == ("base", 2)
+    found = experiments.evaluate(run, split="validation", folders=folders)
+    assert (found["split"], found["step"]) == ("validation", 2)
+    outputs = experiments.features_of(run, "validation", folders=folders)
+    expected = run.plan.protocol.evaluate("validation", {"validation": outputs}.__getitem__)
+    assert found["metrics"] == expected["metrics"] != report["metrics"]
 
 
 def test_options_are_those_of_the_command_line():

@@ -7,11 +7,14 @@ import json
 import shutil
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import chex
+import jax
 import numpy as np
 import pytest
 
+from experiments import assembly
 from experiments.assembly import assemble, plan_run
 from experiments.config import ModelConfig, SamplingConfig
 from experiments.errors import ConfigError
@@ -25,14 +28,15 @@ from experiments.protocols.instance import InstanceConfig
 from experiments.protocols.integration import IntegratedLoss
 from experiments.protocols.negative_margin import NegativeMarginConfig
 from experiments.reporting.run import read_episodes, report_text, write_report
-from experiments.runs import evaluate, load_run, train_run
+from experiments.runs import evaluate, features_of, load_run, train_run
 from experiments.training.checkpoints import (
     CheckpointError,
     Checkpoints,
     DamagedCheckpointError,
 )
 from experiments.training.run_directory import claim_run_directory
-from tests.experiments.tiny_runs import TINY, flip_bits, saved_steps
+from experiments.training.step import build_step
+from tests.experiments.tiny_runs import TINY, flip_bits, metrics, saved_steps
 from tests.tolerances import FLOAT32
 
 
@@ -59,16 +63,21 @@ def test_a_run_that_cannot_end_well_leaves_no_directory(tmp_path, folders, chang
 
 
 def begin(directory, config, folders, **how):
-    """The first state of a run, which its directory has as a checkpoint."""
+    """A state of a run, which its directory has as a checkpoint."""
     parts = assemble(plan_run(config), folders, **how)
+    moved = {
+        name: jax.tree.map(lambda leaf: leaf + 1, getattr(parts.initial, name))
+        for name in ("step", "opt_state")
+    }
+    state = parts.initial._replace(**moved)
     if not directory.exists() or not any(directory.iterdir()):
         claim_run_directory(directory, config_to_dict(config))
     number = len(parts.class_counts)
     with Checkpoints(directory / "checkpoints", num_classes=number) as checkpoints:
         meta = {"config": config_to_dict(config), "classes": parts.classes}
         meta |= {"origins": parts.origins, "classifier": parts.classifier}
-        checkpoints.save(1, parts.initial, meta=meta)
-    return parts.initial
+        checkpoints.save(1, state, meta=meta)
+    return state
 
 
 def of_weights(config, directory):
@@ -84,7 +93,7 @@ def from_run(directory, config, folders, **how):
 
 
 SCE = dataclasses.replace(TINY, loss=IntegratedLoss(name="sce"))
-HYPERSPHERICAL = HypersphericalConfig(model=ModelConfig(widths=(4, 4, 4, 32), dim=8))
+HYPERSPHERICAL = HypersphericalConfig(model=ModelConfig(widths=(4, 4, 4, 32), dim=256))
 NCA = dataclasses.replace(SCE, loss=IntegratedLoss(name="nca"))
 BOTH = "Weights: backbone and classifier of RUN, which has the same classes."
 NEW = "Weights: backbone of RUN, without its classifier: "
@@ -92,6 +101,7 @@ OTHERS = f"{NEW}it has other classes of these images: held-out ones may be among
 UNLIKE = f"{NEW}the two runs do not both train a classifier of the same classes."
 
 
+@pytest.mark.usefixtures("small_network")
 @pytest.mark.parametrize(
     ("before", "after", "line"),
     [
@@ -116,11 +126,13 @@ def test_a_run_goes_on_with_the_classifier_where_it_fits(
     state = from_run(tmp_path, after, folders)
     new = assemble(plan_run(dataclasses.replace(after, seed=1)), folders).initial
     chex.assert_trees_all_equal(state.params["backbone"], start.params["backbone"])
+    chex.assert_trees_all_equal((state.step, state.opt_state), (new.step, new.opt_state))
     expected = start.params["classifier"] if line == BOTH else new.params["classifier"]
     chex.assert_trees_all_equal(state.params["classifier"], expected)
     assert caplog.messages[-1] == line.replace("RUN", str(tmp_path))
 
 
+@pytest.mark.usefixtures("small_network")
 def test_a_run_says_that_its_weights_have_seen_test_images(tmp_path, folders, caplog):
     """A few-shot run trains on all images of the base classes, a classification on some of them."""
     few, some, more = (tmp_path / name for name in ("few", "some", "more"))
@@ -142,6 +154,7 @@ def test_a_run_says_that_its_weights_have_seen_test_images(tmp_path, folders, ca
     assert line not in assemble(plan_run(novel), folders).origins
 
 
+@pytest.mark.usefixtures("small_network")
 def test_a_run_names_all_runs_that_its_weights_come_from(tmp_path, folders):
     first, second = tmp_path / "first", tmp_path / "second"
     few = dataclasses.replace(SCE, data=FewShotData(base_classes=50))
@@ -152,6 +165,7 @@ def test_a_run_names_all_runs_that_its_weights_come_from(tmp_path, folders):
     assert origins == [OTHERS.replace("RUN", str(first)), BOTH.replace("RUN", str(second))]
 
 
+@pytest.mark.usefixtures("small_network")
 def test_equal_names_of_another_data_set_are_other_classes(tmp_path, folders, caplog, monkeypatch):
     begin(tmp_path, SCE, folders)
     monkeypatch.setattr("experiments.training.weights.share_images", lambda name, other: False)
@@ -159,18 +173,50 @@ def test_equal_names_of_another_data_set_are_other_classes(tmp_path, folders, ca
     assert caplog.messages[-1] == UNLIKE.replace("RUN", str(tmp_path))
 
 
+@pytest.mark.usefixtures("small_network")
 @pytest.mark.parametrize("name", ["dynamic", "static"])
 def test_prototypes_keep_their_classes(tmp_path, folders, name):
     config = dataclasses.replace(HYPERSPHERICAL, loss=HypersphericalLoss(name="dynamic"))
     before = begin(tmp_path, config, folders).objective_state
     config = dataclasses.replace(HYPERSPHERICAL, loss=HypersphericalLoss(name=name), seed=1)
-    new = assemble(plan_run(config), folders).initial.objective_state
+    parts = assemble(plan_run(config), folders)
+    new = parts.initial.objective_state
+    assert parts.steps_per_epoch == parts.class_counts.sum() // config.sampling.batch_size > 20
+    if name == "dynamic":  # A number for every epoch.
+        assert len(new["reassigned"]) == config.steps // parts.steps_per_epoch > 1
     after = from_run(tmp_path, config, folders).objective_state
     np.testing.assert_array_equal(after["assignment"], before["assignment"])
     assert (new["assignment"] != before["assignment"]).any()
     assert after.keys() == new.keys()
 
 
+@pytest.mark.usefixtures("small_network")
+def test_what_is_random_follows_the_seed_and_every_process_reads_its_rows(folders, monkeypatch):
+    build = Mock(wraps=build_step)
+    monkeypatch.setattr(assembly, "build_step", build)
+    config = dataclasses.replace(SCE, sampling=SamplingConfig(strategy="8x2"))
+    runs = [
+        assemble(plan_run(dataclasses.replace(config, seed=seed)), folders) for seed in (0, 0, 1)
+    ]
+    keys = [jax.random.key_data(call.kwargs["key"]) for call in build.mock_calls]
+    found = [
+        [key, *run.read(3), *(x for x in jax.tree.leaves(run.initial.params) if x.ndim > 1)]
+        for key, run in zip(keys, runs, strict=True)
+    ]
+    for first, same, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(first, same)
+        assert (first != other).any()
+    whole = runs[0].read(3)
+    assert sorted(np.unique_counts(whole.labels).counts) == [2] * 8
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    shares = []
+    for rank in range(4):
+        monkeypatch.setattr(jax, "process_index", lambda rank=rank: rank)
+        shares.append(runs[0].read(3))
+    chex.assert_trees_all_equal(jax.tree.map(lambda *x: np.concatenate(x), *shares), whole)
+
+
+@pytest.mark.usefixtures("small_network")
 def test_classes_that_are_spread_over_devices_start_from_a_run(tmp_path, folders):
     config = InstanceConfig(model=TINY.model, sampling=TINY.sampling)
     before = begin(tmp_path, config, folders).params["classifier"]["kernel"]
@@ -180,44 +226,63 @@ def test_classes_that_are_spread_over_devices_start_from_a_run(tmp_path, folders
     np.testing.assert_array_equal(kernel[:, : before.shape[1]], before)
 
 
-def test_the_report_states_run_version_and_metrics(few_shot_run):
+def test_the_report_has_the_metrics_of_the_best_and_of_the_last_checkpoint(few_shot_run, folders):
     report = json.loads((few_shot_run / "report.json").read_text())
     assert (report["preset"], report["loss"], report["label"]) == ("", "sce", "SCE")
-    assert report["version"] in (few_shot_run / "report.md").read_text()
+    assert (report["step"], report["last"]["step"], report["notes"]) == (2, 6, [])
     names = [f"{shot} accuracy{of}" for of in ("", " (cosine)") for shot in ("1-shot", "5-shot")]
     names += ["recall@1", "MAP@R"]
-    assert [metric["name"] for metric in report["metrics"]] == names
-    of_episodes, episodes = report["metrics"][:4], read_episodes(few_shot_run)
-    assert list(episodes) == [metric["name"] for metric in of_episodes]
-    for metric, result in zip(of_episodes, report["results"], strict=True):
-        assert episodes[metric["name"]].mean() == pytest.approx(metric["value"], rel=4 * FLOAT32)
-        assert (metric["value"], metric["interval"]) == (result["accuracy"], result["interval"])
-    assert report["validation"]["name"] == "1-shot accuracy"
-    assert report["notes"] == []
+    every = [*names, *(f"{name} (last)" for name in names)]
+    assert [metric["name"] for metric in report["metrics"]] == every
+    assert every == [metric.name for metric in load_run(few_shot_run).plan.protocol.metrics]
+    episodes, text = read_episodes(few_shot_run), (few_shot_run / "report.md").read_text()
+    assert list(episodes) == [name for name in every if "accuracy" in name]
+    for metric, result in zip(report["metrics"], report["results"], strict=False):
+        assert metric["value"] == result["accuracy"]
+        own = episodes[metric["name"]].mean()
+        assert own == pytest.approx(metric["value"], rel=4 * FLOAT32)
+    assert report["version"] in text
+
+    last = dataclasses.replace(load_run(few_shot_run, "latest"), notes=["Of old."])
+    expected, protocol = evaluate(last, folders=folders), last.plan.protocol
+    assert expected["notes"] == ["Of old."]
+    found = [metric["value"] for metric in report["metrics"]]
+    assert found[6:] == [metric["value"] for metric in expected["metrics"]] != found[:6]
+    for name, values in expected["episodes"].items():
+        np.testing.assert_array_equal(episodes[f"{name} (last)"], np.float32(values))
+    tables = protocol.report(report) + protocol.report(expected)
+    assert all(line in text for line in tables if "|" in line)
+    # Validations are those of the validation classes, by the state of their own step.
+    logged = {x["step"]: x for x in metrics(few_shot_run) if "validation" in x}
+    outputs = features_of(last, "validation", folders=folders)
+    validation = pytest.approx(protocol.validate(outputs) - 2)
+    assert logged[6] == {"step": 6, "validation": validation, **protocol.diagnose(outputs)}
+    assert last.validation == logged[6]["validation"]
+    assert load_run(few_shot_run).validation == logged[2]["validation"]
+    assert report["validation"]["value"] == logged[2]["validation"]
 
 
-def test_where_the_best_checkpoint_is_damaged_the_report_states_which_one_is_used(
-    few_shot_run, folders, tmp_path
-):
+def test_where_the_best_checkpoint_is_damaged_the_second_best_is_used(few_shot_run, tmp_path):
     run = shutil.copytree(few_shot_run, tmp_path / "run")
-    best = load_run(run)
-    assert best.notes == []
-    flip_bits(run / "checkpoints" / str(best.step))
-    with pytest.raises(DamagedCheckpointError, match=f"{best.step} is damaged"):
-        load_run(run, str(best.step))
-    report = evaluate(load_run(run), folders=folders)
-    assert report["step"] != best.step
-    (note,) = report["notes"]
-    assert f"{best.step} is damaged" in note
-    assert f"checkpoint of step {report['step']} is used instead" in note
-    for step in set(saved_steps(run)) - {best.step}:
+    flip_bits(run / "checkpoints" / "2")
+    with pytest.raises(DamagedCheckpointError, match="2 is damaged"):
+        load_run(run, "2")
+    second = load_run(run)
+    (note,) = second.notes
+    assert second.step == 4
+    assert "2 is damaged" in note
+    assert "checkpoint of step 4 is used instead" in note
+    for step in set(saved_steps(run)) - {2}:
         flip_bits(run / "checkpoints" / str(step))
     with pytest.raises(CheckpointError, match="no intact checkpoint"):
         load_run(run)
 
 
-def test_checkpoints_are_named_by_rank_or_step(few_shot_run):
-    assert load_run(few_shot_run, "latest").step == 6
+def test_checkpoints_are_named_by_rank_or_step(few_shot_run, folders):
+    best = load_run(few_shot_run).state
+    start = from_run(few_shot_run, SCE, folders)
+    chex.assert_trees_all_equal((start.params, start.statistics), (best.params, best.statistics))
+    assert [load_run(few_shot_run, which).step for which in ("best", "latest", 4)] == [2, 6, 4]
     assert load_run(few_shot_run / "checkpoints", "6").step == 6
     with pytest.raises(CheckpointError, match="no checkpoint of step 5"):
         load_run(few_shot_run, "5")
@@ -250,7 +315,7 @@ REPORT = {
     "version": "0.9.0",
     "commit": None,
 }
-PROTOCOL: Any = SimpleNamespace(report=lambda _: ["5-way", "", "| shots | accuracy |"])
+PROTOCOL: Any = SimpleNamespace(report=lambda results: ["5-way", "", f"| {results['step']} |"])
 
 
 def test_a_list_names_the_run_and_what_was_evaluated():
@@ -269,8 +334,16 @@ def test_a_list_names_the_run_and_what_was_evaluated():
         "- Second.",
         "- Code: jaxloss 0.9.0, commit abc1234",
         "",
-        "| shots | accuracy |",
+        "| 200 |",
     ]
+    last = ["", "Of the last checkpoint, that of step 300:", "", "| 300 |"]
+    assert (
+        report_text(PROTOCOL, REPORT | known | {"last": {"step": 300}}).splitlines() == lines + last
+    )
+    same = ["", "The best checkpoint is the last one."]
+    assert (
+        report_text(PROTOCOL, REPORT | known | {"last": {"step": 200}}).splitlines() == lines + same
+    )
     unknown = {"validation": None, "notes": []}
     expected = [*lines[:6], "- Code: jaxloss 0.9.0", *lines[10:]]
     assert report_text(PROTOCOL, REPORT | unknown).splitlines() == expected

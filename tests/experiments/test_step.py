@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from functools import partial
+from unittest.mock import Mock
 
 import chex
 import jax
@@ -19,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from experiments.assembly import Plan, build_learner
 from experiments.config import DataConfig, ModelConfig, ParallelMode, TrainConfig
 from experiments.contracts import ImageSet, Loss, Objective
+from experiments.data.augment import mix_batch
 from experiments.errors import DivergedError
 from experiments.protocols import build_protocol
 from experiments.protocols.few_shot_data import FewShotData
@@ -27,6 +29,7 @@ from experiments.training import parallel
 from experiments.training.step import (
     Batch,
     TrainState,
+    build_features,
     build_outputs,
     build_step,
     mean_over_devices,
@@ -122,12 +125,15 @@ def test_options_of_augmentation_and_drop_block_reach_the_step():
 
 
 class _MeanPixel(nnx.Module):
-    """One feature: a parameter divided by the mean of the pixels."""
+    """One feature: a parameter divided by the mean of the pixels. It counts training batches."""
 
     def __init__(self):
         self.factor = nnx.Param(jnp.ones(()))
+        self.batches = nnx.BatchStat(jnp.zeros(()))
 
     def __call__(self, images, *, train, keys=None, step=None):
+        assert train == (keys is not None)
+        self.batches[...] += train
         return self.factor[...] / images.mean(axis=(1, 2, 3))[:, None]
 
 
@@ -166,6 +172,21 @@ def test_outputs_have_the_features_and_the_objectives_logits():
     assert outputs.head is STATE.params["classifier"]
 
 
+def test_every_process_computes_the_features_of_its_share_of_the_images(monkeypatch):
+    """20 images, of which two processes of four devices take 12 each: the last ones are copies."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    shares, pixels = [], np.arange(1, 21, dtype=np.uint8)
+    for rank in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda rank=rank: rank)
+        gather = Mock(side_effect=lambda rows: np.tile(rows, (2, 1)))
+        monkeypatch.setattr("experiments.training.step.gather_rows", gather)
+        build_features(GRAPHDEF, DATA)(STATE, images_of(*pixels.tolist()).images)
+        shares += [call.args[0] for call in gather.mock_calls]
+    found = np.concatenate(shares)[:, 0]
+    expected = 255 / pixels[np.minimum(np.arange(24), 19)]
+    np.testing.assert_allclose(found, expected, rtol=4 * FLOAT32)
+
+
 def test_a_value_that_is_not_finite_ends_the_run():
     outputs_of = build_outputs(GRAPHDEF, OBJECTIVE, DATA, np.ones(2, int))
     # 1 / 0 is infinite, for the second image alone.
@@ -178,15 +199,26 @@ def test_a_value_that_is_not_finite_ends_the_run():
 
 
 @pytest.mark.parametrize("mixed_labels", ["both", "larger"])
-def test_a_step_mixes_the_losses_of_its_labels(mixed_labels):
-    """The loss of mixed images is shared by their labels as the pixels are, or has one label."""
+def test_a_step_mixes_the_losses_of_its_labels(monkeypatch, mixed_labels):
+    """The loss of mixed images is shared by their labels as the pixels are, or has one label.
+
+    It is the first of the mixed batch, which is the partner's where CutMix's box is large.
+    """
+    exchanged = mixed_labels == "larger"
+
+    def mix(*batch, **how):
+        mixed = mix_batch(*batch, **how)
+        first, second = (mixed.labels, mixed.other_labels)[:: -1 if exchanged else 1]
+        return mixed._replace(labels=first, other_labels=second)
+
+    monkeypatch.setattr("experiments.training.step.mix_batch", mix)
 
     def loss(features, labels, head, objective_state):
         value = jnp.mean(features[:, 0] * labels)
-        return Loss(value, objective_state, {"of the first": features[0, 0]})
+        return Loss(value, objective_state + 1, {"of the first": features[0, 0]})
 
-    optimizer, objective = optax.sgd(1.0), OBJECTIVE._replace(loss=loss)
-    state = STATE._replace(params={"backbone": PARAMS, "classifier": {}}, objective_state=())
+    optimizer, objective = optax.sgd(1.0, momentum=0.9), OBJECTIVE._replace(loss=loss)
+    state = STATE._replace(params={"backbone": PARAMS, "classifier": {}}, objective_state=7)
     data = dataclasses.replace(DATA, pad=0, flip=False, mixup=1.0, mixed_labels=mixed_labels)
     step = jax.jit(
         build_step(GRAPHDEF, objective, optimizer, data, key=jax.random.key(5), axis_name=None)
@@ -201,12 +233,16 @@ def test_a_step_mixes_the_losses_of_its_labels(mixed_labels):
         own, partner = pixels / 255, pixels[::-1] / 255
         share = (1 / metrics["of the first"] - partner[0]) / (own[0] - partner[0])
         mixed = share * own + (1 - share) * partner
-        weight = share if mixed_labels == "both" else 1
+        weight = 0 if exchanged else share
         expected = weight * np.mean(labels / mixed) + (1 - weight) * np.mean(labels[::-1] / mixed)
         np.testing.assert_allclose(metrics["loss"], expected, rtol=32 * FLOAT32)
         # The loss is the parameter, 1, times its derivative.
         factor = after.params["backbone"]["factor"][...]
         np.testing.assert_allclose(factor, 1 - expected, rtol=32 * FLOAT32)
+        (momentum,) = jax.tree.leaves(after.opt_state)
+        np.testing.assert_allclose(momentum, expected, rtol=32 * FLOAT32)
+        (batches,) = jax.tree.leaves(after.statistics)
+        assert (after.step, batches, after.objective_state) == (number + 1, 1, 8)
         shares.append(float(share))
     # A sample's own label has the larger share; every step has another.
     assert min(shares) >= 0.5

@@ -10,13 +10,18 @@ import shlex
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock, call
 
 import jax.numpy as jnp
 import pytest
 
+from experiments import sweeps
+from experiments.assembly import Plan, plan_run, prepare_and_count
 from experiments.cli.main import main
 from experiments.config import TrainConfig
 from experiments.errors import ConfigError
+from experiments.presets import PRESETS
 from experiments.protocols import config_to_dict, few_shot, integration
 from experiments.protocols.group_softmax import GroupSoftmaxConfig
 from experiments.reporting.grid import Axis
@@ -226,6 +231,59 @@ def untrained(plan, directory, *, command, **_):
     write_json(directory / "config.json", config_to_dict(plan.config))
     write_json(directory / "report.json", found.report)
     return found.report
+
+
+def test_a_grid_has_every_run_at_its_place(tmp_path, folders, monkeypatch):
+    """Its settings, its seed, its directory, its report; and how they are shown."""
+    config = PRESETS["icons-margin"].config
+    axes = [parse_axis("loss.margin=-0.1,0", config)]
+
+    def complete(plan: Plan, directory: Path) -> dict[str, Any]:
+        config: Any = plan.config
+        name = f"loss.margin={config.loss.margin}/seed-{config.seed}"
+        assert directory == tmp_path / name
+        assert prepare_and_count(plan, folders)
+        return {"name": name}
+
+    monkeypatch.setattr(sweeps, "write_grid", written := Mock(return_value=[tmp_path]))
+    monkeypatch.setattr(sweeps, "read_episodes", lambda directory: {str(directory): [0.5]})
+    how: dict[str, Any] = {"title": "Margins", "metrics": ["novel D_intra"], "command": "typed"}
+    how["comparison"] = parse_comparison(axes, config, baseline="loss.margin=0")
+    found = sweeps.run_grid(config, axes, [3, 1], tmp_path, folders, complete, **how)
+    assert found == ([tmp_path], [])
+    (root, shown, runs), given = written.call_args
+    assert (root, shown) == (tmp_path, axes)
+    assert [run.place for run in runs] == [("-0.1",), ("0.0",)] * 2
+    names = [f"loss.margin={m}/seed-{seed}" for seed in (3, 1) for m in (-0.1, 0.0)]
+    assert [run.report["name"] for run in runs] == names
+    assert [run.episodes for run in runs] == [{str(tmp_path / name): [0.5]} for name in names]
+    bounds = [metric.name for metric in given.pop("pair_metrics").metrics]
+    assert bounds == ["novel P^s bound", "validation P^s bound"]
+    assert given == {**how, "notes": ()}
+
+
+def test_every_evaluation_of_a_grid_has_its_own_options(tmp_path, folders, monkeypatch):
+    loaded = Mock(plan=plan_run(few_shot.FewShotConfig()), step=4, directory=tmp_path)
+    evaluate = Mock(side_effect=lambda *given, **_: {"label": "SCE", "metrics": [{"name": "m"}]})
+    monkeypatch.setattr(sweeps, "load_run", load := Mock(return_value=loaded))
+    monkeypatch.setattr(sweeps, "evaluate", evaluate)
+    monkeypatch.setattr(sweeps, "write_report", lambda folder, *_: write_json(folder / "a", {}))
+    monkeypatch.setattr(sweeps, "write_grid", written := Mock())
+    overrides = {"evaluation.queries": 3}
+    how: dict[str, Any] = {"split": "validation", "overrides": overrides, "command": "typed"}
+    sweeps.evaluate_over(
+        tmp_path, folders, ["evaluation.ways=2,4"], checkpoint="latest", metrics=["m"], **how
+    )
+    load.assert_called_once_with(tmp_path, "latest")
+    options = [overrides | {"evaluation.ways": ways} for ways in (2, 4)]
+    own = {"split": "validation", "folders": folders}
+    assert evaluate.mock_calls == [call(loaded, given, **own) for given in options]
+    assert [run.place for run in written.call_args.args[2]] == [("2",), ("4",)]
+    root = tmp_path / "evaluations" / "validation-step4,evaluation.queries=3"
+    assert written.call_args.args[0] == root
+    assert {path.parent.parent.name for path in root.rglob("a")} == {
+        f"evaluation.ways={ways}" for ways in (2, 4)
+    }
 
 
 @pytest.mark.long

@@ -79,12 +79,14 @@ def test_the_command_writes_what_classifiers_on_the_features_give(
     directory, link = few_shot_run, tmp_path / "run"
     link.symlink_to(directory)
     given = ["linear", str(link / "checkpoints"), "--data", "drawings", "--holdout", "0.25"]
-    assert main([*given, "--data-dir", str(folders.data_dir)]) == 0
-    stem = "linear-drawings-holdout0.25"
+    given += ["--checkpoint", "latest", "--data-dir", str(folders.data_dir)]
+    assert main(given) == 0
+    stem = "linear-drawings-step6-holdout0.25"
     report = json.loads((directory / f"{stem}.json").read_text())
 
-    restored = load_run(directory)
-    seen = dataclasses.replace(CONFIG.data, image_size=32)
+    restored = load_run(directory, "latest")
+    seen = dataclasses.replace(restored.plan.config.data, image_size=32)
+    assert (seen.mean, seen.std) == ((0.6,), (0.4,))
     features_of = build_features(restored.graphdef, seen)
     own, test = (
         Labelled(features_of(restored.state, images.images), images.labels)

@@ -107,6 +107,12 @@ def test_retrieval_and_its_level_of_chance_are_those_of_a_count():
         ranked = np.take_along_axis(right, np.argsort(-of, axis=1), axis=1)
         expected += [ranked[:, :k].any(1).mean() for k in (1, 5)]
     assert found == pytest.approx(expected)
+    # New drawings of the base classes have numbers of their own, by the names of those classes.
+    base = outputs._replace(features=features[::-1])
+    results = two_towers.evaluate("novel", {"novel": outputs, "new-drawings": base}.__getitem__)
+    of_base = two_towers.retrieval(base, "base")
+    assert [metric["value"] for metric in results["metrics"]] == [*found, *of_base]
+    assert two_towers.build(TwoTowersConfig()).validate(base) == of_base[0] != found[0]
     drawn = [rng.permutation(labels)[:5] for _ in range(2000)]
     hits = np.mean([[c in d[:1], c in d] for d in drawn for c in range(50)], axis=0)
     assert two_towers.chance(labels) == pytest.approx([1 / 50, 5 / 50, *hits], abs=0.01)
