@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 from unittest.mock import Mock
 
@@ -16,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from orbax.checkpoint import checkpoint_managers as managers
 
 from experiments.training.checkpoints import (
     CheckpointError,
@@ -104,6 +106,17 @@ def test_the_state_is_copied_before_save_returns(tmp_path):
         restored = checkpoints.restore({**state, "d": np.zeros((512, 512), np.float32)}, 1).state
     np.testing.assert_array_equal(restored["w"], 1)
     np.testing.assert_array_equal(restored["d"], 1)
+
+
+def test_of_equal_validations_the_latest_is_best_as_for_orbax(tmp_path):
+    values = {1: 0.3, 2: 0.5, 3: 0.1, 4: 0.5, 5: 0.4, 6: 0.4, 7: 0.4}
+    infos = [SimpleNamespace(step=step, metrics=value) for step, value in values.items()]
+    policy = managers.BestN(get_metric_fn=lambda value: value, n=1)  # pyright: ignore
+    theirs = policy.should_preserve(infos, context=None)  # pyright: ignore
+    fill(tmp_path, values)
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert best_step(checkpoints) == 1 + [*theirs].index(True) == 4
+        assert checkpoints.steps() == [4, 6, 7]
 
 
 @pytest.mark.parametrize(
