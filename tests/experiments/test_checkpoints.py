@@ -108,15 +108,15 @@ def test_the_state_is_copied_before_save_returns(tmp_path):
     np.testing.assert_array_equal(restored["d"], 1)
 
 
-def test_of_equal_validations_the_latest_is_best_as_for_orbax(tmp_path):
-    values = {1: 0.3, 2: 0.5, 3: 0.1, 4: 0.5, 5: 0.4, 6: 0.4, 7: 0.4}
-    infos = [SimpleNamespace(step=step, metrics=value) for step, value in values.items()]
+@pytest.mark.parametrize("values", [[0.5, 0.1, 0.5, 0.4, 0.4], [0.5, 0.1, 0.5, 0.5]])
+def test_of_equal_validations_the_latest_is_best_as_for_orbax(tmp_path, values):
+    infos = [SimpleNamespace(metrics=value, step=step) for step, value in enumerate(values)]
     policy = managers.BestN(get_metric_fn=lambda value: value, n=1)  # pyright: ignore
-    theirs = policy.should_preserve(infos, context=None)  # pyright: ignore
-    fill(tmp_path, values)
+    best = [*policy.should_preserve(infos, context=None)].index(True)  # pyright: ignore
+    fill(tmp_path, dict(enumerate(values)))
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
-        assert best_step(checkpoints) == 1 + [*theirs].index(True) == 4
-        assert checkpoints.steps() == [4, 6, 7]
+        assert best_step(checkpoints) == best
+        assert checkpoints.steps() == [*range(2, len(values))][-3:]
 
 
 @pytest.mark.parametrize(
