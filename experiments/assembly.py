@@ -141,14 +141,14 @@ def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
     parts, batch_size = protocol.parts(folders), config.sampling.batch_size
     counts_by_split = {split: part.counts() for split, part in parts.items()}
     training_counts = counts_by_split[protocol.splits[0]]
-    if is_multi_label(config.data.name):  # Images are not drawn by class.
-        size = parts[protocol.splits[0]].size
-        if batch_size > size:
-            raise ConfigError(
-                f"sampling.batch_size = {batch_size} must be at most {size}, the number of "
-                f"training images of {config.data.name}"
-            )
-    else:
+    multi_label = is_multi_label(config.data.name)  # Images are not drawn by class.
+    size = parts[protocol.splits[0]].size if multi_label else int(training_counts.sum())
+    if batch_size > size and parse_strategy(config.sampling.strategy) is None:
+        raise ConfigError(
+            f"sampling.batch_size = {batch_size} must be at most {size}, the number of training "
+            f"images of {config.data.name}; set --sampling.batch-size {size}, or add images"
+        )
+    if not multi_label:
         index = index_classes(labels_of(training_counts))
         draw_batch(  # Raises if the data cannot give a batch.
             index, config.sampling.strategy, batch_size, seed=config.seed, step=0
@@ -221,6 +221,9 @@ def assemble(
     training_counts, images = counts_by_split[trained_on], protocol.load(folders, trained_on)
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
     steps_per_epoch = len(images.labels) // batch_size
+    if is_first():
+        for line in builder_class(config.data.name).remarks():
+            _log.warning("data: %s", line)
     graphdef, objective, optimizer, state = build_learner(
         plan, training_counts, steps_per_epoch, axis_name=axis_name, mesh=mesh
     )

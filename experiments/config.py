@@ -36,7 +36,8 @@ class DataConfig:
     name: str = "icons"
     """Data set, as `python -m experiments datasets` lists it, or folder:PATH with images of your
     own: PATH/CLASS/NAME.jpg, PATH/train/CLASS/NAME.jpg and so on, or PATH/labels.csv. Without
-    splits, 30 % of every class are for test; few-shot protocols train on half of the classes."""
+    splits, 30 % of every class are for test; few-shot protocols train on half of the classes.
+    Transparent images are laid on white; folder:PATH@black takes another colour."""
     mean: tuple[float, ...] = ()
     """Mean of the pixel values in [0, 1]: one number, or one per channel; empty: 0.5, or that of
     folder:PATH."""

@@ -105,12 +105,16 @@ def measured(metrics: Sequence[Metric], values: Iterable[float | None]) -> list[
 
 
 def mean_and_interval(values: np.ndarray | Sequence[float]) -> tuple[float, float]:
-    """The mean over episodes, and half the width of its 95 % confidence interval, 1.96·σ/√E.
+    """The mean over episodes, and half the width of its 95 % confidence interval, t·σ/√E.
 
-    Values are floats [E], E > 1, and σ has E − 1 degrees of freedom.
+    Values are floats [E], E > 1; σ, and the quantile t of Student's distribution, have E − 1
+    degrees of freedom.
     """
+    from scipy.special import stdtrit  # Slow to import.
+
     values = np.asarray(values, np.float64)
-    return float(values.mean()), float(1.96 * values.std(ddof=1) / np.sqrt(values.size))
+    quantile = stdtrit(values.size - 1, 0.975)
+    return float(values.mean()), float(quantile * values.std(ddof=1) / np.sqrt(values.size))
 
 
 class Problem(NamedTuple):

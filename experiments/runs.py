@@ -26,10 +26,12 @@ from experiments.config import (
     set_options,
 )
 from experiments.contracts import Objective, Outputs
+from experiments.data.augment import describe_augmentation
+from experiments.data.builders import builder_class
 from experiments.data.selection import part_of
 from experiments.errors import ConfigError, DivergedError
 from experiments.presets import find_preset
-from experiments.processes import agree, check_shared, on_first
+from experiments.processes import agree, check_shared, is_first, on_first
 from experiments.protocols import build_protocol, config_from_dict, config_to_dict
 from experiments.reporting.run import code_version, describe_run, read_report, write_report
 from experiments.storage import storage_path
@@ -58,6 +60,8 @@ def train_run(
     parts = assemble(plan, folders, mode=mode, mesh_shape=mesh_shape)
     values = config_to_dict(config)
     fixed = config.fixed_steps()
+    if is_first():
+        print(f"augmentation: {describe_augmentation(config.data)}", flush=True)
     on_first(lambda: claim_run_directory(directory, values, fixed_steps=fixed))
     return loop.train(
         parts,
@@ -205,8 +209,8 @@ class RestoredRun:
     validation: float | None
     """What the best checkpoint is chosen by."""
     notes: list[str]
-    """Sentences for the report, on checkpoints that `load_run` found damaged, on initial weights,
-    and on another version that trained the run."""
+    """Sentences for the report, on checkpoints that `load_run` found damaged, on the data, on
+    initial weights, and on another version that trained the run."""
 
     @cached_property
     def outputs(self) -> Callable[..., Outputs]:
@@ -231,8 +235,9 @@ def load_run(folder: str | Path, checkpoint: str | int = "best") -> RestoredRun:
 
     Args:
       folder: A run directory, which may be that of an unfinished run, or its folder of checkpoints.
-      checkpoint: `best` by validation (the latest where there was none), `latest`, or the number of
-        a step. Where the best or the latest is damaged, the next one is taken, and a note says so.
+      checkpoint: `best` by validation (the latest of equal ones, or where there was none),
+        `latest`, or the number of a step. Where the best or the latest is damaged, the next one is
+        taken, and a note says so.
     """
     path, which = storage_path(str(folder)), str(checkpoint)
     if not which.isdecimal() and which not in ("best", "latest"):
@@ -247,7 +252,9 @@ def load_run(folder: str | Path, checkpoint: str | int = "best") -> RestoredRun:
                 plan, class_counts, meta["steps_per_epoch"], abstract=True
             )
             state = checkpoints.restore(shapes, step).state
-            code, notes = meta["code"], [*meta.get("origins", ())]
+            remarks = builder_class(plan.config.data.name).remarks()
+            code, notes = meta["code"], [f"Data: {line}." for line in remarks]
+            notes += meta.get("origins", ())
             if code != code_version():
                 notes += [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
             value = checkpoints.validation(step)

@@ -28,7 +28,7 @@ class OfCheckpoint:
     ] = None
     """base, validation or novel classes; without held-out classes: train, validation or test."""
     checkpoint: str = "best"
-    """`best` by validation, `latest`, or the number of a step."""
+    """`best` by validation (of equal ones, the latest), `latest`, or the number of a step."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Linear:
     split: Literal["all", "base", "validation", "novel"] = "all"
     """Classes of a data set that holds classes out: all, or those of one split."""
     checkpoint: str = "best"
-    """`best` by validation, `latest`, or the number of a step."""
+    """`best` by validation (of equal ones, the latest), `latest`, or the number of a step."""
     holdout: float = 0.2
     """Fraction of each class's training images on which the penalty is chosen."""
     baseline: str = ""

@@ -65,6 +65,20 @@ def check_augmentation(config: DataConfig, channels: int) -> None:
             raise ConfigError(f"data.{name} needs one number, or one for each channel; got {given}")
 
 
+def describe_augmentation(config: DataConfig) -> str:
+    """The augmentations that are on, in words."""
+    crops = " to ".join(f"{100 * share:g}" for share in config.crop_scale)
+    words = {
+        f"crops of {crops} % of the area": config.crop_scale,
+        f"shifts by up to {config.pad} pixels": config.pad,
+        "mirror images (--data.no-flip for none)": config.flip,
+        "TrivialAugment": config.trivial_augment,
+    }
+    strengths = "color_jitter", "lighting", "erasing", "mixup", "cutmix"
+    words |= {f"{n.replace('_', ' ')} {vars(config)[n]:g}": vars(config)[n] for n in strengths}
+    return ", ".join(word for word, is_on in words.items() if is_on) or "none"
+
+
 def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Array:
     """Randomly crops, flips, changes and recolours every image, normalises it and erases a box.
 

@@ -79,7 +79,9 @@ def build(
 
     def check_data(num_features: int, counts: Mapping[str, np.ndarray]) -> None:
         if counts["test"].min() < 1:
-            raise ConfigError(f"a class of {data.name} has no image for test")
+            raise ConfigError(
+                f"a class of {data.name} has no image for test; give every class 2 or more"
+            )
         if is_long_tail and len(counts["train"]) < 3:
             raise ConfigError("head, medium and tail need at least 3 classes; set data.classes")
 
@@ -130,7 +132,8 @@ def stored_splits(name: str) -> tuple[str, str | None]:
     """The stored splits for training and validation, and the one for test if there is one."""
     if is_multi_label(name):
         raise ConfigError(
-            f"data.name = {name} has any number of labels per image, and classification needs one"
+            f"data.name = {name} has any number of labels per image, and classification needs one; "
+            "choose a preset of several labels, such as folder-labels"
         )
     splits = split_names(name)
     if "novel" in splits or splits == ("train",):

@@ -72,6 +72,7 @@ def check_base_classes(data: FewShotData) -> None:
     data = MarginData(**vars(data))
     classes, number = builder_class(data.name).SPEC.classes, _number_of_base_classes(data)
     novel, drawn = data.novel, not holds_classes_out(data.name)
+    stored_splits(data.name)  # Raises if an image has several labels.
     if not holds_classes_out(novel or data.name) and (novel or not number):
         raise ConfigError(
             f"{'data.novel' if novel else 'data.name'} = {novel or data.name} has the splits "
@@ -82,6 +83,11 @@ def check_base_classes(data: FewShotData) -> None:
     available = sum(classes.get(split, 0) for split in _base_splits(data).split("+"))
     if drawn:
         available = max(classes.values()) - (not novel)
+    if drawn and available < 2:
+        raise ConfigError(
+            f"{data.name} has {max(classes.values())} classes, and few-shot evaluation needs 3 or "
+            "more: two base classes and a novel one; add classes, or choose the preset folder"
+        )
     if number == 1 or 0 < available < number:
         raise ConfigError(
             f"data.base_classes = {number} must be from 2 to {available}"

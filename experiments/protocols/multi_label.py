@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +20,12 @@ from experiments.data.pipeline import load_labels, load_split
 from experiments.data.selection import TEST_SHARE
 from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import evaluate_scores
+from experiments.processes import is_first
 from experiments.protocols.classification import SPLITS
 from experiments.protocols.linear_head import head_logits, init_linear_head, objective_of_logits
 from experiments.reporting.run import metrics_table
+
+_log = logging.getLogger(__name__)
 
 _STREAMS = {"test": 5, "validation": 4}
 """Random streams of the images that are split off; `experiments.data.selection` has those before
@@ -123,7 +127,10 @@ def build(config: MultiLabelConfig) -> Protocol:
     def check_data(num_features: int, counts: Mapping[str, np.ndarray]) -> None:
         for split, of_split in counts.items():
             if not of_split.any():
-                raise ConfigError(f"no {split} image of {data.name} has a label")
+                raise ConfigError(f"no {split} image of {data.name} has a label; add some")
+            missing = int((of_split == 0).sum())
+            if missing and is_first():
+                _log.warning("%d labels have no %s image", missing, split)
 
     return Protocol(
         splits=SPLITS,
@@ -146,7 +153,8 @@ def parts(data: MultiLabelData, folders: Folders) -> dict[str, Part]:
     if not is_multi_label(data.name):
         raise ConfigError(
             f"data.name = {data.name} has one class per image, and multi-label classification "
-            "needs images with any number of labels"
+            "needs images with any number of labels; choose the preset folder, or list them in a "
+            "CSV file with the columns file,labels"
         )
     has_validation = "validation" in split_names(data.name)
     if data.train_on != "train" and not has_validation:
@@ -180,6 +188,7 @@ def parts(data: MultiLabelData, folders: Folders) -> dict[str, Part]:
         order = np.random.Generator(np.random.Philox(key=[_STREAMS[split], 0])).permutation(size)
         stored[split] = stored["train"]
         chosen = np.split(rows["train"][order], [held_out])
+        chosen = _labels_in_training(targets[stored[split]] == 1, *chosen)
         rows[split], rows["train"] = map(np.sort, chosen)
     return {
         split: Part(
@@ -189,6 +198,16 @@ def parts(data: MultiLabelData, folders: Folders) -> dict[str, Part]:
         )
         for split, part in stored.items()
     }
+
+
+def _labels_in_training(
+    has_label: np.ndarray, held_out: np.ndarray, training: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of a random split, with some moved so that no label is only in those held out."""
+    while (lacking := has_label[held_out].any(0) & ~has_label[training].any(0)).any():
+        moved = held_out[has_label[held_out, lacking.argmax()].argmax()]
+        held_out, training = held_out[held_out != moved], np.append(training, moved)
+    return held_out, training
 
 
 def compares_samples(options: MultiLabelLoss) -> bool:

@@ -125,6 +125,8 @@ def class_sharding(leaf: Any) -> NamedSharding | None:
 class Checkpoints(managers.PreservationPolicy):
     """The checkpoints of one run: the newest two, and the best by validation.
 
+    Of equal validations, the latest is the best, as for Orbax's `BestN`.
+
     With several processes, all of them open the folder, which all of them see, and call every
     method. What reads a checkpoint raises `DamagedCheckpointError` where it is damaged, and
     `CheckpointError` where it is missing or does not fit. With `read_only`, for reading beside the

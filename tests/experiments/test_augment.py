@@ -20,6 +20,7 @@ from experiments.data.augment import (
     apply_operation,
     check_augmentation,
     cutmix_box,
+    describe_augmentation,
     erased_box,
     mix_batch,
     mixup,
@@ -30,6 +31,7 @@ from experiments.data.augment import (
     trivial_augment,
 )
 from experiments.errors import ConfigError
+from experiments.presets import PRESETS
 from tests.tolerances import FLOAT32
 
 # Compiled as a whole: compiling one operation after the other takes several times as long.
@@ -520,3 +522,15 @@ def test_all_operations_are_equally_likely_and_follow_the_key_of_the_image():
         assert drawn.mean() == pytest.approx(all_of_them.mean(), abs=4 * deviation)
     some = np.asarray(trivially(jnp.broadcast_to(image, (100, *image.shape)), keys[40:140]))
     np.testing.assert_array_equal(some, found[40:140])
+
+
+def test_the_augmentations_that_are_on_are_named():
+    for preset in ("folder", "folder-few-shot", "folder-labels"):
+        assert describe_augmentation(PRESETS[preset].config.data) == (
+            "crops of 50 to 100 % of the area, mirror images (--data.no-flip for none), color "
+            "jitter 0.3"
+        )
+    config = DataConfig(flip=False, lighting=0.1, trivial_augment=True, erasing=0.25, cutmix=1)
+    named = "shifts by up to 4 pixels, TrivialAugment, lighting 0.1, erasing 0.25, cutmix 1"
+    assert describe_augmentation(config) == named
+    assert describe_augmentation(DataConfig(flip=False, pad=0)) == "none"

@@ -294,10 +294,10 @@ def test_damaged_data_is_refused(dirs, files, damage, ready):
     """What only reading shows leaves the data set `ready`."""
     fake_archives.cifar_fs_folder(dirs["manual_dir"])
     load_split("cifar_fs", "base", **dirs)
-    for path in (dirs["data_dir"] / "cifar_fs" / "2.0.0").glob(files):
+    for path in (dirs["data_dir"] / "cifar_fs" / "3.0.0").glob(files):
         damage(path)
     for memory_limit in (0, 2**30):
-        with pytest.raises(DamagedArchiveError, match=r"cifar_fs.2\.0\.0.*delete that folder"):
+        with pytest.raises(DamagedArchiveError, match=r"cifar_fs.3\.0\.0.*delete that folder"):
             load_split("cifar_fs", "base", memory_limit=memory_limit, **dirs).images[:]
     status = builders.describe("cifar_fs", **dirs)
     assert status.ready == ready

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 from unittest.mock import Mock
 
@@ -16,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from orbax.checkpoint import checkpoint_managers as managers
 
 from experiments.training.checkpoints import (
     CheckpointError,
@@ -104,6 +106,17 @@ def test_the_state_is_copied_before_save_returns(tmp_path):
         restored = checkpoints.restore({**state, "d": np.zeros((512, 512), np.float32)}, 1).state
     np.testing.assert_array_equal(restored["w"], 1)
     np.testing.assert_array_equal(restored["d"], 1)
+
+
+@pytest.mark.parametrize("values", [[0.5, 0.1, 0.5, 0.4, 0.4], [0.5, 0.1, 0.5, 0.5]])
+def test_of_equal_validations_the_latest_is_best_as_for_orbax(tmp_path, values):
+    infos = [SimpleNamespace(metrics=value, step=step) for step, value in enumerate(values)]
+    policy = managers.BestN(get_metric_fn=lambda value: value, n=1)  # pyright: ignore
+    best = [*policy.should_preserve(infos, context=None)].index(True)  # pyright: ignore
+    fill(tmp_path, dict(enumerate(values)))
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert best_step(checkpoints) == best
+        assert checkpoints.steps() == [*range(2, len(values))][-3:]
 
 
 @pytest.mark.parametrize(

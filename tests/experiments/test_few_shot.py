@@ -94,9 +94,16 @@ def test_of_equally_near_prototypes_the_first_is_taken():
 def test_interval_is_its_formula():
     values = [0.2, 0.4, 0.9, 0.5]
     found = mean_and_interval(values)
-    assert found == pytest.approx((0.5, 1.96 * np.std(values, ddof=1) / 2))
+    # Student's t of 3 degrees of freedom, from a table.
+    assert found == pytest.approx((0.5, 3.182446 * np.std(values, ddof=1) / 2))
     assert [type(number) for number in found] == [float, float]
     assert mean_and_interval(np.full(5, 0.25, np.float32)) == (0.25, 0.0)
+
+
+def test_an_interval_over_three_episodes_covers_95_percent():
+    drawn = np.random.default_rng(0).normal(size=(4000, 3))
+    covered = [abs(mean) <= width for mean, width in map(mean_and_interval, drawn)]
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.012)
 
 
 # Threads of PyTorch cost more than they save on arrays of this size.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import unicodedata
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import experiments
 from experiments.assembly import plan_run, prepare_and_count
 from experiments.cli.main import main
 from experiments.config import Folders
@@ -22,6 +25,7 @@ from experiments.presets import PRESETS
 from experiments.protocols import build_protocol
 from experiments.trained_on import seen_in_training
 from tests.experiments.fake_archives import write_image
+from tests.experiments.tiny_runs import light_backbones
 
 COUNTS = {"ant": 4, "bee": 6, "cat": 5, "dog": 5}
 
@@ -219,7 +223,7 @@ def _odd_kinds(folder: Path) -> None:
     picture.save(folder / "ant/grey.png")
     picture.convert("RGBA").save(folder / "ant/transparent.webp")
     picture.convert("RGB").save(folder / "ant/turned.JPG", exif=exif)
-    picture.convert("P").save(folder / "ant/palette.gif")
+    picture.rotate(180).convert("P").save(folder / "ant/palette.gif")
     (folder / "notes.txt").write_text("beside the classes")
     (folder / "empty").mkdir()
     shutil.copy(folder / "bee/0.jpg", folder / "bee/copy.jpg")
@@ -240,6 +244,234 @@ def test_odd_files_are_taken_or_counted(dirs, tmp_path, capsys):
     assert "left out 1 file without an image: notes.txt" in text
     assert "left out 1 folder without images: empty" in text
     assert "left out 1 image that equal another one of the same class: bee/copy.jpg" in text
+
+
+def remarks(folder: Path | str) -> list[str]:
+    return builders.builder_class(f"folder:{folder}").remarks()
+
+
+def test_transparent_images_are_stored_on_the_colour_of_the_name(dirs, tmp_path):
+    folder = tmp_path / "drawings"
+    for number in range(6):  # Black on transparent black; the last ones are opaque.
+        pixels = np.zeros((20, 20, 4), np.uint8)
+        pixels[number : number + 5, :, 3] = 255
+        pixels[..., 3] |= 255 * (number > 3)
+        place = folder / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(place / f"{number}.{'gif' if number == 2 else 'png'}")
+    stored = {}
+    for colour, seen in {"": 255, "@black": 0, "@#00ff00": (0, 255, 0)}.items():
+        name = f"{name_of(folder)}{colour}"
+        (first, *_) = remarks(f"{folder}{colour}")
+        assert first.startswith(f"transparent images: 4, laid on {colour[1:] or 'white'}")
+        loaded = load_split(name, "train", **dirs)
+        stored[colour] = builders.builder_class(name).name
+        if colour == "@black":  # All are equal: one of each class is left.
+            assert not loaded.images.pixels.any()
+            assert len(loaded.labels) == 2
+            continue
+        images = loaded.images.pixels[:, :20, :20]
+        assert {int((image != 0).any(-1).sum()) for image in images[:2]} == {300}
+        assert (images[0][15:] == seen).all()
+        assert not images[0][:5].any()
+        spec = builders.builder_class(name).SPEC
+        np.testing.assert_allclose(spec.mean, images.mean((0, 1, 2)) / 255, atol=1e-4)
+    assert len({*stored.values()}) == 3
+    white = builders.builder_class(f"{name_of(folder)}@12@white")
+    assert (white.name, white.SPEC.image_shape[0]) == (f"{stored['']}_at_12", 12)
+    run = plan_run(config_of("folder", f"{name_of(folder)}@black")).config
+    assert builders.builder_class(run.data.name).name == stored["@black"]
+
+
+def test_a_colour_at_the_end_of_a_path_that_exists_is_a_part_of_it(tmp_path):
+    put(tmp_path / "pets@black", COUNTS)
+    assert found(f"folder:{tmp_path}/pets@black")["train"] == COUNTS
+    assert found(f"folder:{tmp_path}/pets@black@16@red")["train"] == COUNTS
+    with pytest.raises(ExperimentError, match="pets@blakc does not exist"):
+        found(f"folder:{tmp_path}/pets@blakc")
+
+
+@pytest.mark.parametrize(("largest", "white"), [(4095, 4095), (1000, 1023), (70, 255)])
+def test_the_largest_grey_of_a_folder_says_how_many_bits_count(dirs, tmp_path, largest, white):
+    levels = np.random.default_rng(0).integers(0, largest // 2, (6, 20, 20), np.uint16)
+    levels[5, 0, 0] = largest
+    for number, image in enumerate(levels):
+        path = tmp_path / "scans" / "ab"[number % 2] / f"{number}.{'tif' if number % 3 else 'png'}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    (line,) = remarks(tmp_path / "scans")
+    assert re.search(rf"none is above {largest}, .* {white} is white", line)
+    images = load_split(name_of(tmp_path / "scans"), "train", **dirs).images.pixels[:, :20, :20, 0]
+    expected = np.floor(levels[[0, 2, 4, 1, 3, 5]] * (255 / white) + 0.5)
+    np.testing.assert_array_equal(images, expected)
+
+
+def test_16_bits_that_all_count_need_no_line(tmp_path):
+    for number in range(4):
+        path = tmp_path / "scans" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((9, 9), 17000 * number, np.uint16)).save(path)
+    assert remarks(tmp_path / "scans") == []
+
+
+def test_dark_colours_of_16_bits_get_a_line(tmp_path):
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        check = zlib.crc32(kind + content).to_bytes(4)
+        return len(content).to_bytes(4) + kind + content + check
+
+    header = b"".join(number.to_bytes(4) for number in (5, 4)) + b"\x10\2\0\0\0"
+    for name, level in {"a/0.png": 9, "a/1.png": 4095, "b/0.png": 700, "b/1.png": 3000}.items():
+        row = b"\0" + level.to_bytes(2) * 15
+        parts = (
+            chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(row * 4)) + chunk(b"IEND", b"")
+        )
+        (tmp_path / "scans" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "scans" / name).write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
+    (line,) = remarks(tmp_path / "scans")
+    assert line.startswith("colours of 16 bits: none of 4 images")
+
+
+# --- Names that are nearly the same -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("Cat", "cat"), ("sea  lion", "Sea lion"), ("CAFE\u0301", "café")],
+)
+@pytest.mark.parametrize("more", [{}, {"dog": 3}])
+@pytest.mark.parametrize("kind", ["folders", "label", "labels"])
+def test_one_class_with_two_names_is_an_error_that_has_both(tmp_path, first, second, more, kind):
+    folder = tmp_path / "pets"
+    put(folder / "train", {first: 3, "emu": 3} | more)
+    put(folder / "test", {second: 3} | more | ({} if more else {"owl": 3}))
+    if kind != "folders":
+        files = sorted(str(file.relative_to(folder)) for file in folder.glob("*/*/*.jpg"))
+        rows = (f'{file},"{file.split("/")[1]}",{file.split("/")[0]}' for file in files)
+        _csv("\n".join([f"file,{kind},split", *rows]))(folder)
+    first, second = (unicodedata.normalize("NFC", name) for name in (first, second))
+    with pytest.raises(ExperimentError) as error:
+        found(name_of(folder))
+    assert {first, second} <= {*re.findall("'(.+?)'", str(error.value))}
+
+
+def test_spaces_at_the_end_are_an_error_in_folders_and_nothing_in_cells(tmp_path):
+    folder = put(tmp_path / "pets/train", {"cat": 2, "dog": 2}).parent
+    put(folder / "test", {"cat ": 2, "dog": 2})
+    with pytest.raises(ExperimentError, match="'cat ' of test is 'cat'"):
+        found(name_of(folder))
+    rows = ["train/cat/0.jpg,cat,train", "train/dog/0.jpg,dog ,train"]
+    rows += ["train/cat/1.jpg, cat\xa0,test", "train/dog/1.jpg,dog,test"]
+    _csv("\n".join(["file,label,split", *rows]))(folder)
+    assert found(name_of(folder)) == {
+        "train": {"cat": 1, "dog": 1},
+        "test": {"cat": 1, "dog": 1},
+    }
+
+
+def test_names_that_differ_in_case_get_one_line_where_they_may_be_two_classes(tmp_path):
+    for parts, counts in {
+        "letters": {".": {"A": 2, "a": 2, "b": 2, "B": 2}},
+        "split": {"train": {"A": 2, "a": 2}, "test": {"A": 2, "a": 2}},
+        "few": {"base": {"A": 2, "b": 2}, "novel": {"a": 2, "c": 2}},
+    }.items():
+        for part, of_part in counts.items():
+            put(tmp_path / parts / part, of_part)
+        (line,) = remarks(tmp_path / parts)
+        assert "'A' and 'a'" in line
+        assert ("'B' and 'b'" in line) == (parts == "letters")
+
+
+def test_splits_without_a_class_in_common_are_said_to_be_base_and_novel(tmp_path):
+    put(tmp_path / "pets/train", {"ant": 2, "bee": 2})
+    put(tmp_path / "pets/test", {"cat": 2})
+    details = builders.builder_class(name_of(tmp_path / "pets")).details()
+    assert "base and novel classes" in details[-1]
+
+
+# --- Copies -------------------------------------------------------------------------------------
+
+
+def _copies(folder: Path) -> None:
+    """Two splits, of which five test images have the pixels of training images."""
+    put(folder / "train", {"ant": 6, "bee": 6})
+    put(folder / "test", {"ant": 3, "bee": 3})
+    train, test = folder / "train", folder / "test"
+    shutil.copy(train / "ant/0.jpg", test / "ant/same.jpg")
+    shutil.copy(train / "ant/1.jpg", test / "bee/other class.jpg")
+    with Image.open(train / "bee/2.jpg") as image:
+        image.save(test / "bee/other format.bmp")
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        image.transpose(Image.Transpose.ROTATE_90).save(test / "bee/turned.png", exif=exif)
+        changed = image.copy()
+        changed.putpixel((7, 7), (1, 2, 3))
+        changed.save(test / "bee/nearly.png")
+        image.convert("RGBA").save(test / "bee/with alpha.png")
+
+
+@pytest.mark.parametrize("kind", ["folders", "label", "labels"])
+def test_test_images_that_are_copies_of_training_images_are_counted(tmp_path, kind):
+    folder = tmp_path / "pets"
+    _copies(folder)
+    if kind != "folders":
+        files = sorted(str(file.relative_to(folder)) for file in folder.glob("*/*/*"))
+        rows = (f"{file},{file.split('/')[1]},{file.split('/')[0]}" for file in files)
+        _csv("\n".join([f"file,{kind},split", *rows]))(folder)
+    (line,) = remarks(folder)
+    pair = "5, such as test/ant/same.jpg of train/ant/0.jpg"
+    assert line.startswith(f"test images that are copies of train images: {pair}")
+
+
+def test_equal_jpegs_are_found_among_others_of_their_size(tmp_path):
+    random = np.random.default_rng(0)
+    for part, name in itertools.product(("train", "test"), ("a/0", "a/1", "b/0", "b/1")):
+        path = tmp_path / "pets" / part / f"{name}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (24, 32, 3), np.uint8)).save(path)
+    content = (tmp_path / "pets/train/a/1.jpg").read_bytes()
+    comment = b"\xff\xfe\0\6more"
+    (tmp_path / "pets/test/b/9.jpg").write_bytes(content[:2] + comment + content[2:])
+    (line,) = remarks(tmp_path / "pets")
+    assert "train images: 1, such as test/b/9.jpg of train/a/1.jpg" in line
+    with Image.open(tmp_path / "pets/train/b/0.jpg") as image:
+        image.save(tmp_path / "pets/test/a/9.png")
+    (line,) = remarks(tmp_path / "pets")
+    assert "train images: 2, such as test/a/9.png of train/b/0.jpg" in line
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_copies_in_a_folder_without_splits(tmp_path, several):
+    folder = put(tmp_path / "pets", {"ant": 5, "bee": 5})
+    shutil.copy(folder / "ant/0.jpg", folder / "bee/copy.jpg")
+    with Image.open(folder / "bee/1.jpg") as image:
+        image.save(folder / "bee/equal.png")
+    if several:
+        files = sorted(str(file.relative_to(folder)) for file in folder.glob("*/*"))
+        _csv("\n".join(["file,labels", *(f"{file},{file[:3]}|pet" for file in files)]))(folder)
+    assert found(name_of(folder))["train"] == {
+        "ant": 5,
+        "bee": 6,
+        **({"pet": 11} if several else {}),
+    }
+    (line,) = remarks(folder)
+    assert line.startswith("copies of an image with other labels")
+    assert ": 1, such as bee/copy.jpg of ant/0.jpg" in line
+
+
+def test_training_and_its_report_say_what_is_odd_and_which_augmentations_are_on(
+    dirs, tmp_path, caplog, capsys
+):
+    _copies(tmp_path / "pets")
+    options = {"steps": 1, "sampling.batch_size": 4, "model.widths": (4, 4, 4, 4)}
+    options |= {"data.name": name_of(tmp_path / "pets"), "data.color_jitter": 0}
+    options |= {"data.image_size": 16, "data.resize": 16, "data.crop_scale": ()}
+    with light_backbones():
+        experiments.train("folder", options, directory=tmp_path / "run", folders=Folders(**dirs))
+    (line,) = remarks(tmp_path / "pets")
+    assert f"data: {line}" in caplog.messages
+    assert f"\n- Data: {line}.\n" in (tmp_path / "run/report.md").read_text()
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "augmentation: mirror images (--data.no-flip for none)"
 
 
 def _break(*names: str):
@@ -273,6 +505,25 @@ def _csv(text: str):
     return lambda folder: (folder / "labels.csv").write_text(text, encoding="utf-8") and None
 
 
+def _bytes(content: bytes):
+    return lambda folder: (folder / "labels.csv").write_bytes(content) and None
+
+
+def _heic(name: str):
+    content = b"\0\0\0\x18ftypheic" + bytes(40)
+    return lambda folder: (folder / name).write_bytes(content) and None
+
+
+def _heic_alone(folder: Path) -> None:
+    for file in folder.glob("*/*.jpg"):
+        file.rename(file.with_suffix(".heic"))
+
+
+def _heic_in_csv(folder: Path) -> None:
+    _heic("ant/9.heic")(folder)
+    _csv("file,label\nant/0.jpg,x\nant/9.heic,y\n")(folder)
+
+
 ERRORS = {
     "no folder": (lambda folder: shutil.rmtree(folder), "pets does not exist"),
     "no images": (_keep(), "has no images; put the images of each class into a folder"),
@@ -293,6 +544,21 @@ ERRORS = {
     ),
     "only test": (_csv("file,labels,split\nant/0.jpg,a,test\n"), "has the splits test; use train"),
     "no rows": (_csv("file,labels\n"), "lists no images"),
+    "one label": (
+        _csv("file,label\nant/0.jpg,x\nant/1.jpg,x\n"),
+        "images of one class only, 'x'; add images of another class",
+    ),
+    "cp1252": (
+        _bytes("file,label\nant/0.jpg,Käse".encode("cp1252")),
+        "labels.csv is not.* UTF-8.*save",
+    ),
+    "UTF-16": (
+        _bytes("file,label\nant/0.jpg,Käse".encode("utf-16")),
+        "labels.csv is not.* UTF-8.*save",
+    ),
+    "HEIC alone": (_heic_alone, r"has 20 files, but none is an image .* ant/0\.heic; convert"),
+    "HEIC as JPEG": (_heic("ant/9.jpg"), "ant/9.jpg; .* convert 1 of them from HEIC to JPEG"),
+    "HEIC in a list": (_heic_in_csv, r"'ant/9.heic' in line 3 \(convert it to JPEG or PNG\)"),
 }
 
 
@@ -303,6 +569,25 @@ def test_an_error_is_one_line(tmp_path, capsys, change, message):
     assert main(["datasets", name_of(folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(message, line), line
+
+
+@pytest.mark.parametrize(
+    ("preset", "counts", "message"),
+    [
+        ("folder-few-shot", {"a": 9, "b": 9}, "has 2 classes, and few-shot evaluation needs 3"),
+        ("folder", {"a": 9, "b": 9}, "set --sampling.batch-size 10, or add images"),
+        ("folder", {"a": 1, "b": 9}, "class a has too few images to hold out"),
+        ("folder-labels", {"a": 9, "b": 9}, "choose the preset folder"),
+    ],
+)
+def test_what_a_preset_cannot_train_ends_in_what_to_do(
+    dirs, tmp_path, capsys, preset, counts, message
+):
+    name = name_of(put(tmp_path / "pets", counts))
+    where = ["--data-dir", str(dirs["data_dir"]), "--directory", str(tmp_path / "run")]
+    assert main(["train", preset, "--data.name", name, *where]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("part", [".", "test"])
@@ -367,6 +652,22 @@ def test_a_file_of_several_labels(dirs, tmp_path):
     assert [len(part.labels) for part in shown] == [5, 1, 3]
     seen = np.concatenate([part.labels for part in shown])
     assert sorted(map(bytes, seen)) == sorted(map(bytes, np.array(expected, np.int8)))
+
+
+def test_every_label_has_a_training_image(dirs, tmp_path, caplog):
+    folder = put(tmp_path / "pets", {"a": 40})
+    rows = [f"a/{i}.jpg,{'red' if i % 2 else 'blue'}|rare {i // 2}" for i in range(40)]
+    _csv("\n".join(["file,labels", *rows]))(folder)
+    config = config_of("folder-labels", name_of(folder))
+    counts = prepare_and_count(
+        plan_run(replace(config, sampling=replace(config.sampling, batch_size=4))), Folders(**dirs)
+    )
+    assert counts["train"].min() >= 1
+    every = np.sum([*counts.values()], axis=0)
+    assert sorted(every.tolist()) == [2] * 20 + [20, 20]
+    assert counts["test"].sum() > 12
+    absent = int((counts["test"] == 0).sum())
+    assert f"{absent} labels have no test image" in caplog.messages
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])

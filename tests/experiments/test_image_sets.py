@@ -337,7 +337,7 @@ _DIGITS = {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [11]])}
 DAMAGE = [
     (few.mini_imagenet_folder, "n0295082600000000.jpg", Path.unlink, "{}"),
     (few.mini_imagenet_folder, "val.csv", content(b"a.jpg,n1\n"), "{}"),
-    (few.mini_imagenet_folder, "val.csv", content(b"\xff\xfe\x00\xd8"), "{} is not a text file"),
+    (few.mini_imagenet_folder, "val.csv", content(b"\xff\xfe\x00\xd8"), "{} is not text in UTF-8"),
     (few.mini_imagenet_folder, "val.csv", copied("train.csv"), "{}"),
     (few.mini_imagenet_folder, "test.csv", content(b"filename,label\n"), "{} has no classes"),
     (few.mini_imagenet_caches, "*-test.pkl", cut(), "{}"),
@@ -501,7 +501,7 @@ def test_records_and_status_of_many_labels_and_damaged_targets(dirs):
     assert status.classes == {"train": 3, "test": 3}
     assert "classes: 3 in train, test" in str(status)
 
-    path = dirs["data_dir"] / "coco_at_16/3.0.0/targets-train.npy"
+    path = dirs["data_dir"] / "coco_at_16/4.0.0/targets-train.npy"
     zeros = np.zeros_like(np.load(path))
     for damage in (cut(3), lambda path: np.save(path, zeros), Path.unlink):
         damage(path)

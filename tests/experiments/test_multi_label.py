@@ -220,9 +220,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(options, messag
 @pytest.mark.parametrize(
     ("preset", "data", "message"),
     [
-        ("icons", "voc2007@16", "few-shot evaluation needs base and novel classes"),
-        ("icons-groups", "voc2007@16", "has any number of labels per image, and classification"),
-        ("kanji", "icons", "icons has one class per image"),
+        ("icons", "voc2007@16", "choose a preset of several labels, such as folder-labels"),
+        ("icons-groups", "voc2007@16", "any number of labels per image, and classification needs"),
+        ("kanji", "icons", "choose the preset folder"),
     ],
 )
 def test_data_of_another_kind_is_refused_in_a_sentence(preset, data, message, tmp_path, capsys):

@@ -16,7 +16,12 @@ from PIL import Image
 from experiments.cli.main import main
 from experiments.data import builders
 from experiments.data.builders.archives import DamagedArchiveError
-from experiments.data.builders.images import SourceImage, encode
+from experiments.data.builders.images import (
+    SourceImage,
+    encode,
+    inspect_image,
+    read_image,
+)
 from experiments.data.pipeline import load_split
 from experiments.errors import ConfigError
 from experiments.storage import storage_path
@@ -53,6 +58,25 @@ def _with_palette() -> Image.Image:
     return image
 
 
+def _with_key(image: Image.Image, key: object) -> Image.Image:
+    """An image of which one index, level or colour is transparent."""
+    image.info["transparency"] = key
+    return image
+
+
+def _with_palette_and_alpha() -> Image.Image:
+    image = _colours().quantize(64)
+    image.putalpha(Image.fromarray((_RAMP // 300).astype(np.uint8)))
+    return image
+
+
+def _on(image: Image.Image, colour: tuple[int, int, int]) -> np.ndarray:
+    """What of an RGBA image is seen on a colour."""
+    pixels = np.asarray(image).astype(float)
+    share = pixels[..., 3:] / 255
+    return np.floor(share * pixels[..., :3] + (1 - share) * colour + 0.5).astype(int)
+
+
 def _written(image: Image.Image, kind: str, orientation: int = 1) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -83,8 +107,13 @@ MODES = {
     "1": (lambda: _colours().convert("1"), "PNG TIFF JPEG BMP PPM"),
     "L": (lambda: _colours().convert("L"), "PNG TIFF JPEG WEBP GIF"),
     "LA": (lambda: _transparent(_colours().convert("L")), "PNG TIFF JPEG2000"),
+    "PA": (_with_palette_and_alpha, "TIFF"),
     "P": (lambda: _colours().quantize(64), "PNG TIFF GIF BMP"),
     "P, transparent": (_with_palette, "PNG"),
+    "P, one transparent": (lambda: _with_key(_colours().quantize(64), 7), "PNG GIF"),
+    "1, one transparent": (lambda: _with_key(_colours().convert("1"), 0), "PNG"),
+    "L, one transparent": (lambda: _with_key(_colours().convert("L"), 90), "PNG"),
+    "RGB, one transparent": (lambda: _with_key(_colours(), (0, 148, 6)), "PNG"),
     "RGB": (_colours, "PNG TIFF JPEG MPO WEBP AVIF TGA PPM"),
     "RGBA": (lambda: _transparent(_colours()), "PNG TIFF WEBP"),
     "CMYK": (lambda: _colours().convert("CMYK"), "TIFF JPEG"),
@@ -119,9 +148,9 @@ def test_every_mode_is_stored_as_its_eight_bit_twin_and_upright(mode, kind):
     if image.mode.startswith("I;16"):
         expected = np.repeat(np.round(_RAMP / 257)[..., None], 3, axis=2)
         expected = expected.astype(int)
-    else:  # Transparency is dropped.
-        rgba = image.convert("RGBA") if "P" in mode else image
-        expected = np.asarray(rgba.convert("RGB")).astype(int)
+    else:
+        # Of another copy: Pillow writes a GIF differently after this.
+        expected = _on(MODES[mode][0]().convert("RGBA"), (255, 255, 255))
     lossy = kind in ("JPEG", "MPO", "WEBP", "AVIF")
     turned = (1, 3, 6) if kind not in ("GIF", "BMP", "PPM", "TGA", "JPEG2000") else (1,)
     for orientation in turned if mode != "RGB" or len(turned) == 1 else _TURNS:
@@ -142,6 +171,42 @@ def test_every_mode_is_stored_as_its_eight_bit_twin_and_upright(mode, kind):
 )
 def test_greys_between_8_and_16_bits_reach_white(content, expected):
     assert np.abs(_stored(content)[..., 0] - expected).max() <= 1
+
+
+def test_transparent_images_are_seen_on_a_colour_and_only_then_turned_grey():
+    image = _transparent(_colours())
+    for name, colour in {"red": (255, 0, 0), "#204060": (32, 64, 96)}.items():
+        found = decode(
+            encode(SourceImage(_written(image, "PNG", 6), "a"), (60, 40, 3), background=name)
+        )
+        np.testing.assert_array_equal(found, np.rot90(_on(image, colour), -1))
+    grey = read_image(_written(image, "PNG"), 1, background="black")
+    wanted = Image.fromarray(_on(image, (0, 0, 0)).astype(np.uint8)).convert("L")
+    np.testing.assert_array_equal(grey, wanted)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_the_bits_that_count_in_greys_of_16_bits(kind):
+    levels = (_RAMP // 16).astype(np.uint16)  # 12 bits.
+    content = _written(Image.fromarray(levels), kind)
+    assert inspect_image(content).largest == levels.max()
+    found = read_image(content, 1, bits=12)
+    np.testing.assert_array_equal(found, np.floor(levels * (255 / 4095) + 0.5))
+    if kind == "PNG":  # One level is transparent, and no grey.
+        levels[3, 5] = 65535
+        buffer = io.BytesIO()
+        Image.fromarray(levels).save(buffer, "PNG", transparency=65535)
+        seen = inspect_image(buffer.getvalue())
+        assert (seen.largest, seen.transparent) == ((_RAMP // 16).max(), True)
+        on_black = np.asarray(read_image(buffer.getvalue(), 1, background="black", bits=12)).copy()
+        assert on_black[3, 5] == 0
+        on_black[3, 5] = np.asarray(found)[3, 5]
+        np.testing.assert_array_equal(on_black, found)
+
+
+@pytest.mark.parametrize("content", [_tiff_of_12_bits(), b"P5 2 1 1000\n" + bytes(4)])
+def test_no_bits_are_guessed_where_a_file_states_them(content):
+    assert inspect_image(content).largest == 0
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
@@ -244,7 +309,12 @@ ODD_FILES = {
         {},
         "",
     ),
-    "one other file": (_put_text("ant/a.heic"), {}, _LEFT_OUT.format("1 file", "ant/a.heic")),
+    "one other file": (_put_text("ant/a.mov"), {}, _LEFT_OUT.format("1 file", "ant/a.mov")),
+    "HEIC": (
+        _put_text("ant/a.HEIC", "ant/b.heif"),
+        {},
+        "train: left out 2 photographs as HEIC, to be converted to JPEG: ant/a.HEIC, ant/b.heif",
+    ),
     "other files": (
         _put_text("ant/b/notes.txt", "bee fly/film.mpg", "README", "ant/drawing.eps"),
         {},
@@ -262,9 +332,9 @@ ODD_FILES = {
     "not UTF-8": (_not_utf8, r"train/caf\xe9 is not UTF-8; rename it", ""),
     "a name of two lines": (_new_class("a\nb", "a\nb"), r"train/a\nb has several lines", ""),
     "an empty class": (
-        _put_text("wasp/a.heic"),
+        _put_text("wasp/a.mov"),
         "train lists the class 'wasp', without images",
-        _LEFT_OUT.format("1 file", "wasp/a.heic"),
+        _LEFT_OUT.format("1 file", "wasp/a.mov"),
     ),
     "no image": (_put_text("ant/a.webp"), "train/ant/a.webp is not a readable image", ""),
 }
@@ -304,7 +374,7 @@ def test_a_folder_of_another_encoding_is_a_line_and_not_a_traceback(dirs, capsys
 
 @pytest.mark.parametrize(
     ("name", "before"),
-    [("food101@16", "2.0.0"), ("food101@16", "1.0.0"), ("imagenet200@16", "1.0.0")],
+    [("food101@16", "3.0.0"), ("food101@16", "1.0.0"), ("imagenet200@16", "2.0.0")],
 )
 def test_what_another_version_prepared_is_refused(dirs, name, before):
     class_folders(dirs["manual_dir"], name.partition("@")[0], "train", "val")

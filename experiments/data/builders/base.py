@@ -50,6 +50,10 @@ class DatasetSpec:
     what earlier versions prepared is refused."""
     encoding: Encoding = "png"
     """How images are stored: lossless, or as JPEG with a third of the bytes."""
+    background: str = "white"
+    """The colour that transparent images are laid on."""
+    bits: int = 16
+    """How many bits count in greys of 16 bits; see `read_image`."""
     folders: tuple[str, ...] = (".",)
     """Where in the manual directory the files may be: names of the data set's own folder, and `.`
     for the directory itself."""
@@ -73,13 +77,13 @@ photograph_spec = functools.partial(
     image_shape=(256, 256, 3),
     resizable=True,
     whole=True,
-    version="3.0.0",
+    version="4.0.0",
     encoding="jpeg",
 )
 """The specification of photographs of any size, which are stored whole.
 
 Version 1 had their centre squares; version 2 had no EXIF orientation, no 16-bit greys, and fewer
-formats.
+formats; version 3 dropped transparency.
 """
 
 
@@ -112,6 +116,11 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
     @classmethod
     def details(cls) -> list[str]:
         """Lines on what is known before the data is prepared, for `datasets NAME`; none here."""
+        return []
+
+    @classmethod
+    def remarks(cls) -> list[str]:
+        """Sentences on what is odd in the data, for the log and the report of a run; none here."""
         return []
 
     @classmethod
@@ -309,10 +318,11 @@ class ImageBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
 
     def _records(self, split: Any, items: list[tuple[Any, Any]]) -> Iterator[dict[str, Any]]:
         read, spec, (name, _) = split.open(), self.SPEC, self.label_feature()
+        how = {option: vars(spec)[option] for option in ("whole", "encoding", "background", "bits")}
 
         def record(item: tuple[Any, Any]) -> dict[str, Any]:
             key, label = item
-            content = encode(read(key), spec.image_shape, whole=spec.whole, encoding=spec.encoding)
+            content = encode(read(key), spec.image_shape, **how)
             return {"image": io.BytesIO(content), name: label}
 
         rest = iter(items)

@@ -63,7 +63,7 @@ class CifarFs(FewShotBuilder):
         citation=(
             "Bertinetto et al.: Meta-learning with differentiable closed-form solvers. ICLR 2019."
         ),
-        version="2.0.0",  # As version 3 of photographs.
+        version="3.0.0",  # As version 4 of photographs.
         folders=("cifar-fs", "cifar_fs", "CIFAR-FS", "."),
         layouts=(
             _FOLDER,

@@ -19,28 +19,33 @@ import os
 import re
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageColor
 
 from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders.base import DatasetSpec, ImageBuilder
 from experiments.data.builders.images import (
     ClassSplit,
+    Inspected,
     MultiLabelSplit,
     SourceImage,
+    alike,
     encode,
+    inspect_image,
     is_image,
     left_out,
     list_files,
     list_folders,
     list_images,
     open_files,
+    read_image,
     read_lines,
     readable,
     split_of_files,
@@ -56,6 +61,8 @@ PREFIX = "folder:"
 """What the names of one's own folders begin with."""
 LABELS = "labels.csv"
 """The file in such a folder that takes precedence over class folders."""
+WHITE = "white"
+"""The colour that transparent images are laid on, unless `@COLOUR` is given."""
 SIDE = 128
 """Largest shorter side of the stored images, unless `@SIZE` is given."""
 
@@ -75,17 +82,19 @@ Split = ClassSplit | MultiLabelSplit
 
 
 class Named(NamedTuple):
-    """The parts of `folder:PATH@SIZE#CONTENT`, of which the last two may be absent."""
+    """The parts of `folder:PATH@SIZE@COLOUR#CONTENT`; all but the path may be absent."""
 
     path: Path
     """Absolute."""
     size: str
+    colour: str
+    """What transparent images are laid on; empty: white."""
     content: str
     """Identifies the files that a run was trained on, in a configuration."""
 
     def __str__(self) -> str:
-        size = f"@{self.size}" if self.size else ""
-        return f"{PREFIX}{self.path}{size}" + (f"#{self.content}" if self.content else "")
+        options = "".join(f"@{option}" for option in (self.size, self.colour) if option)
+        return f"{PREFIX}{self.path}{options}" + (f"#{self.content}" if self.content else "")
 
 
 def parse(name: str) -> Named:
@@ -95,12 +104,17 @@ def parse(name: str) -> Named:
         raise ConfigError(f"{name} lacks a path; set data.name = {PREFIX}PATH, a folder of images")
     if is_remote(Path(text)) or "://" in text:
         raise ConfigError(f"{name} must be a local folder; copy it to this machine")
-    match = re.fullmatch(r"(.*?)(?:@(\d+))?(?:#([0-9a-f]{12}))?", text, re.DOTALL)
+    match = re.fullmatch(r"(.*?)(?:#([0-9a-f]{12}))?", text, re.DOTALL)
     assert match is not None
-    path, size, content = (part or "" for part in match.groups())
-    if size and os.path.exists(os.path.expanduser(f"{path}@{size}")):
-        path, size = f"{path}@{size}", ""
-    return Named(Path(os.path.abspath(os.path.expanduser(path))), size, content)
+    path, content = match[1], match[2] or ""
+    found = {"colour": "", "size": ""}
+    patterns = "|".join([*ImageColor.colormap, "#[0-9a-f]{6}"]), r"\d+"
+    for option, pattern in zip(found, patterns, strict=True):
+        match = re.fullmatch(rf"(.*)@({pattern})", path, re.DOTALL)
+        if match and not os.path.exists(os.path.expanduser(path)):
+            path, found[option] = match.groups()
+    path = Path(os.path.abspath(os.path.expanduser(path)))
+    return Named(path, found["size"], found["colour"], content)
 
 
 @dataclass(frozen=True)
@@ -131,6 +145,15 @@ class _Facts(NamedTuple):
     """The images of every split."""
     copies: list[str]
     """Files without a split of their own that equal another one with the same labels."""
+    shared: dict[str, list[Any]]
+    """Other images that equal an earlier one, in words by their splits or labels: their number, the
+    first of them, and what it equals."""
+    transparent: int
+    """Images with transparent pixels."""
+    largest: int
+    """The largest of greys of 16 bits of which the files do not state how many count; else 0."""
+    coarse: int
+    """Images whose colours have 16 bits and stay below half, in every such image."""
     files: str = ""
     """A hash of the names, sizes and times of all files."""
 
@@ -169,6 +192,34 @@ class FolderBuilder(ImageBuilder):
         return self.LISTING.splits
 
     @classmethod
+    def remarks(cls) -> list[str]:
+        """What is odd in the images or the classes, in lines."""
+        facts, lines = cls.FACTS, []
+        if facts.transparent:
+            lines.append(
+                f"transparent images: {facts.transparent}, laid on {cls.SPEC.background}; for "
+                f"another colour, set one after the path, as in {cls.typed()}@black"
+            )
+        if cls.SPEC.bits < 16:
+            lines.append(
+                f"greys of 16 bits: none is above {facts.largest}, so that {cls.SPEC.bits} bits "
+                f"count and {2**cls.SPEC.bits - 1} is white"
+            )
+        if facts.coarse:
+            lines.append(
+                f"colours of 16 bits: none of {facts.coarse} images reaches half of white, and the "
+                "upper 8 bits alone are read; convert them to 8 bits with the brightest as white"
+            )
+        lines += [
+            f"{copies}: {count}, such as {first} of {other}; delete one of each"
+            for copies, (count, first, other) in facts.shared.items()
+        ]
+        if pairs := alike(name for of in facts.classes.values() for name in of):
+            shown = ", ".join(f"{first!r} and {second!r}" for first, second in pairs[:3])
+            lines.append(f"classes that differ in case or spaces alone: {shown}")
+        return lines
+
+    @classmethod
     def details(cls) -> list[str]:
         """What was found, in lines."""
         facts, noun = cls.FACTS, "label" if issubclass(cls, MultiLabelBuilder) else "class"
@@ -187,6 +238,7 @@ class FolderBuilder(ImageBuilder):
             )
         colours = "grey" if facts.channels == 1 else "colour"
         lines.append(f"{colours}; mean {_text(facts.mean)}, deviation {_text(facts.std)}")
+        lines += cls.remarks()
         if cls.LISTING is not None:
             lines += cls.LISTING.left_out
         return lines
@@ -197,15 +249,16 @@ def _text(numbers: list[float]) -> str:
 
 
 def folder_builder(name: str) -> type[ImageBuilder]:
-    """The builder of `folder:PATH`, `folder:PATH@SIZE`, or either with `#CONTENT`.
+    """The builder of `folder:PATH`, perhaps with `@SIZE`, `@COLOUR` and `#CONTENT`.
 
     Raises:
       ConfigError: There is no such folder, it has no images, or no classes.
       DamagedArchiveError: A file is no readable image, or the CSV file is not as expected.
     """
     own = parse(name)
+    background = own.colour or WHITE
     try:
-        listing, facts = _examine(own.path, _stamp(own.path))
+        listing, facts = _examine(own.path, background, _stamp(own.path))
     except (ConfigError, DamagedArchiveError):
         if not own.content or (known := _remembered(own.content)) is None:
             raise
@@ -233,6 +286,8 @@ def folder_builder(name: str) -> type[ImageBuilder]:
         resizable=True,
         whole=True,
         encoding="png" if size <= _LOSSLESS_SIDE else "jpeg",
+        background=background,
+        bits=_bits(facts.largest),
         mean=tuple(facts.mean),
         std=tuple(facts.std),
     )
@@ -258,7 +313,8 @@ def pinned(name: str) -> str:
     own = parse(name)
     if own.content:
         return str(own)
-    return str(own._replace(content=_examine(own.path, _stamp(own.path))[1].content))
+    facts = _examine(own.path, own.colour or WHITE, _stamp(own.path))[1]
+    return str(own._replace(content=facts.content))
 
 
 def short_name(name: str) -> str:
@@ -286,9 +342,10 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=8)
-def _examine(path: Path, stamp: tuple[int, ...]) -> tuple[_Listing | None, _Facts]:
+def _examine(path: Path, background: str, stamp: tuple[int, ...]) -> tuple[_Listing | None, _Facts]:
     """What a folder has; of one that is gone, what it last had, without a listing."""
-    at_path = f"at-{hashlib.sha256(os.fsencode(path)).hexdigest()[:24]}"
+    place = os.fsencode(path) + f"@{background}".encode() * (background != WHITE)
+    at_path = f"at-{hashlib.sha256(place).hexdigest()[:24]}"
     known = _remembered(at_path)
     if known is not None and not path.exists():
         _log.warning("%s%s is gone; what was prepared from it is used", PREFIX, readable(path))
@@ -304,7 +361,7 @@ def _examine(path: Path, stamp: tuple[int, ...]) -> tuple[_Listing | None, _Fact
         key.update(repr(status.st_mtime_ns).encode())
     if known is None or known.files != key.hexdigest():
         with _naming_all(listing):
-            known = _measure(listing, files)._replace(files=key.hexdigest())
+            known = _measure(listing, files, background)._replace(files=key.hexdigest())
         cache_folder("folders").mkdir(parents=True, exist_ok=True)
         for stem in (at_path, known.content):
             write_json(cache_folder("folders") / f"{stem}.json", known._asdict())
@@ -371,15 +428,24 @@ def _classified(root: Path, splits: dict[str, Split], lines: list[str]) -> _List
     names = [set(split.classes) for split in splits.values() if isinstance(split, ClassSplit)]
     if len(set.union(*names)) < 2:
         (name,) = names[0]
-        inside = [folder.name for folder in list_folders(root / name)]
+        inside = list_folders(root / name) if (root / name).is_dir() else ()
         hint = f"; for its {len(inside)} folders, set {PREFIX}{readable(root / name)}" * bool(
             inside
         )
         hint = hint or "; add images of another class"
         raise ConfigError(f"{readable(root)} has images of one class only, {name!r}{hint}")
+    for first, second in alike(name for own in names for name in sorted(own)):
+        if "train" in splits and not any({first, second} <= own for own in names):
+            where = next(at for at, own in zip(splits, names, strict=True) if second in own)
+            raise ConfigError(
+                f"{readable(root)}: the class {second!r} of {where} is {first!r} in another split, "
+                "but for case or spaces; give it one name, or name the splits base and novel if "
+                "these are two classes"
+            )
     disjoint = len(splits) > 1 and sum(map(len, names)) == len(set.union(*names))
     if disjoint and "train" in splits:
         # The layout of most few-shot data sets.
+        lines = [*lines, "the splits have no class in common: they are base and novel classes"]
         renamed = {"train": "base", "validation": "validation", "test": "novel"}
         splits = {renamed[split]: found for split, found in splits.items()}
         if "novel" not in splits:
@@ -396,6 +462,11 @@ def _no_images(folder: Path) -> ConfigError:
         return ConfigError(
             f"{shown} has {count} images, but no folder per class; put the images of each class "
             f"into a folder, or list them in {LABELS} with the columns file,labels"
+        )
+    if others := list_files(folder):
+        return ConfigError(
+            f"{shown} has {len(others)} files, but none is an image that Pillow reads, such as "
+            f"{readable(min(others).relative_to(folder))}; convert photographs to JPEG or PNG"
         )
     return ConfigError(
         f"{shown} has no images; put the images of each class into a folder: {shown}/CLASS/NAME.jpg"
@@ -434,7 +505,8 @@ def _read_csv(path: Path) -> _Listing:
         cells = dict(zip(header, map(str.strip, row), strict=True))
         file = on_disk.get(_nfc(os.path.normpath(cells["file"].replace("\\", "/"))))
         if file is None or not is_image(file.name):
-            absent.append(f"{cells['file']!r} in line {number}")
+            convert = " (convert it to JPEG or PNG)" * (file is not None)
+            absent.append(f"{cells['file']!r} in line {number}{convert}")
             continue
         split = _SPLITS.get(cells.get("split", "train").lower())
         if split is None:
@@ -502,9 +574,12 @@ def _of_many_labels(
     names = tuple(sorted(set().union(*splits["train"].values())))
     others = set().union(*(labels for images in splits.values() for labels in images.values()))
     if unknown := sorted(others - {*names}):
+        known = [name for name, other in alike([*names, unknown[0]]) if other == unknown[0]]
         raise DamagedArchiveError(
             f"{readable(path)}: no training image has the label {unknown[0]!r}"
             + (f", nor {len(unknown) - 1} others" if len(unknown) > 1 else "")
+            + (f"; give it the name of {known[0]!r}" if known else "")
+            + "; a label needs an image of the split train"
         )
     if not names:
         raise DamagedArchiveError(f"{readable(path)}: no image has a label")
@@ -548,38 +623,80 @@ def _below(file: Path, listing: _Listing) -> str:
     return _nfc(readable(file.relative_to(listing.root)))
 
 
-def _measure(listing: _Listing, files: list[tuple[str, str, Path]]) -> _Facts:
-    """Reads all files once."""
+def _bits(largest: int) -> int:
+    """How many bits count in greys of 16, of which this is the largest; 16 where it is 0."""
+    return max(8, largest.bit_length()) if largest else 16
 
-    def examine(item: tuple[str, str, Path]) -> tuple[str, int, bool]:
+
+def _measure(listing: _Listing, files: list[tuple[str, str, Path]], background: str) -> _Facts:
+    """Reads all files, and decodes those that may have the pixels of another one."""
+
+    def examine(item: tuple[str, str, Path]) -> tuple[str, Inspected]:
         content = item[2].read_bytes()
-        with Image.open(io.BytesIO(content)) as image:
-            grey = image.mode in ("1", "L", "LA", "La", "I", "F") or image.mode[:2] == "I;"
-            return hashlib.sha256(content).hexdigest(), min(image.size), grey
+        return hashlib.sha256(content).hexdigest(), inspect_image(content)
 
-    facts = _in_threads(examine, files)
+    def pixels(hashed: str, small: bool = False) -> Hashable:
+        image = read_image(paths[hashed], channels, **how, small=small)
+        return image.size, hashlib.blake2b(image.tobytes()).digest()
+
+    def may_be_small(hashed: str) -> Hashable:
+        size = found[hashed].size
+        return size if size in mixed else pixels(hashed, small=True)
+
+    examined = _in_threads(examine, files)
+    paths = {hashed: file for (hashed, _), (_, _, file) in zip(examined, files, strict=True)}
+    found, images = dict(examined), [image for _, image in examined]
+    largest, transparent = max(i.largest for i in images), sum(i.transparent for i in images)
+    coarse = [image.coarse for image in images if image.coarse is not None]
+    tinted = transparent and len({*ImageColor.getrgb(background)}) > 1
+    channels = 1 if all(image.grey for image in images) and not tinted else 3
+    how: dict[str, Any] = {"background": background, "bits": (bits := _bits(largest))}
+    # Only what is equal in size, and of JPEGs in a fast small version, is decoded.
+    mixed = {image.size for image in found.values() if not image.is_jpeg}
+    same: dict[str, Hashable] = {hashed: image.size for hashed, image in found.items()}
+    for key in (may_be_small, pixels):
+        times = Counter(same.values())
+        repeated = [hashed for hashed, value in same.items() if times[value] > 1]
+        same = dict(zip(repeated, _in_threads(key, repeated), strict=True))
     content, seen, copies = hashlib.sha256(listing.base.__name__.encode()), set(), []
-    for (split, labels, file), (hashed, _, _) in zip(files, facts, strict=True):
-        if len(listing.splits) == 1 and (labels, hashed) in seen:
+    # The stored pixels depend on these, too.
+    content.update(background.encode() * (transparent > 0) + str(bits).encode() * (bits < 16))
+    first: dict[Hashable, tuple[str, Path]] = {}
+    shared: dict[str, list[Any]] = {}
+    for (split, labels, file), (hashed, _) in zip(files, examined, strict=True):
+        equal = same.get(hashed, hashed)
+        if len(listing.splits) == 1 and (labels, equal) in seen:
             copies.append(_below(file, listing))
             continue
-        seen.add((labels, hashed))
+        seen.add((labels, equal))
         content.update(repr((split, labels, _below(file, listing), hashed)).encode())
+        at, other = first.setdefault(equal, (split, file))
+        if other != file and (at != split or len(listing.splits) == 1):
+            which = f"{split} images that are copies of {at} images"
+            if at == split:
+                which = (
+                    "copies of an image with other labels, perhaps one for training, one for test"
+                )
+            pair = _below(file, listing), _below(other, listing)
+            shared.setdefault(which, [0, *pair])[0] += 1
     left = _without_copies(listing, copies)
-    channels = 1 if all(grey for _, _, grey in facts) else 3
-    first = next(iter(left.splits))
-    training = [file for split, _, file in _files(left) if split == first]
-    mean, std = _mean_and_deviation(training[:: -(-len(training) // _MEASURED_IMAGES)], channels)
+    training = [file for split, _, file in _files(left) if split == next(iter(left.splits))]
+    measured = training[:: -(-len(training) // _MEASURED_IMAGES)]
+    mean, std = _mean_and_deviation(measured, channels, **how)
     return _Facts(
         content=content.hexdigest()[:12],
         base=listing.base.__name__,
-        side=min(SIDE, max(side for _, side, _ in facts)),
+        side=min(SIDE, max(image.size[0] for image in images)),
         channels=channels,
         mean=mean,
         std=std,
         classes={name: listing.base.class_counts(split) for name, split in left.splits.items()},
         images={name: sum(of == name for of, _, _ in _files(left)) for name in left.splits},
         copies=copies,
+        shared=shared,
+        transparent=transparent,
+        largest=largest,
+        coarse=len(coarse) * all(coarse),
     )
 
 
@@ -607,9 +724,11 @@ def _naming_all(listing: _Listing) -> Iterator[None]:
         if not (found := {file: error for file, error in problems if error}):
             raise
         names = ", ".join(_below(file, listing) for file in [*found][:10])
+        heic = sum(file.read_bytes()[4:10] in (b"ftyphe", b"ftypmi") for file in found)
         raise DamagedArchiveError(
             f"{readable(listing.root)}: {len(found)} of {len(files)} images cannot be read: "
-            f"{names}{', …' * (len(found) > 10)}; repair or delete them. "
+            f"{names}{', …' * (len(found) > 10)}; repair or delete them"
+            f"{f', or convert {heic} of them from HEIC to JPEG' * bool(heic)}. "
             f"The first: {next(iter(found.values()))}"
         ) from None
 
@@ -636,11 +755,13 @@ def _without_copies(listing: _Listing, copies: list[str]) -> _Listing:
     return replace(listing, splits=splits, left_out=(*listing.left_out, *line))
 
 
-def _mean_and_deviation(files: list[Path], channels: int) -> tuple[list[float], list[float]]:
+def _mean_and_deviation(
+    files: list[Path], channels: int, **how: Any
+) -> tuple[list[float], list[float]]:
     """Of the pixel values in [0, 1] of images that are at most 64 pixels high or wide."""
 
     def levels(file: Path) -> np.ndarray:
-        small = encode(SourceImage(file, readable(file)), (64, 64, channels), whole=True)
+        small = encode(SourceImage(file, readable(file)), (64, 64, channels), whole=True, **how)
         with Image.open(io.BytesIO(small)) as image:
             return np.asarray(image, np.float64).reshape(-1, channels) / 255
 

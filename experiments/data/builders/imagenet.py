@@ -177,7 +177,7 @@ class Imagenet200(ClassificationBuilder):
         homepage="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         citation="Le and Yang: Tiny ImageNet visual recognition challenge. Stanford, 2015.",
         resizable=True,
-        version="2.0.0",  # As version 3 of photographs.
+        version="3.0.0",  # As version 4 of photographs.
         folders=("imagenet200", "."),
         layouts=(
             Layout("the archive of Tiny ImageNet", (_TINY.names,), _read_tiny),

@@ -6,11 +6,12 @@ import functools
 import io
 import json
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps
@@ -236,6 +237,21 @@ def list_files(folder: Path) -> list[Path]:
     return files
 
 
+def alike(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of different names that are equal but for case, spaces and encoded accents.
+
+    The first of a pair comes before the second.
+    """
+    first: dict[str, str] = {}
+    pairs = []
+    for name in dict.fromkeys(names):
+        folded = unicodedata.normalize("NFC", name).casefold()
+        key = unicodedata.normalize("NFC", " ".join(folded.split()))
+        if first.setdefault(key, name) != name:
+            pairs.append((first[key], name))
+    return pairs
+
+
 def left_out(paths: Iterable[Path], folder: Path, noun: str, why: str) -> list[str]:
     """A line with the number of a folder's files or folders (`noun`), why, and the first names.
 
@@ -300,7 +316,9 @@ def read_lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8-sig").splitlines()
     except ValueError as error:
-        raise DamagedArchiveError(f"{path} is not a text file: {error}") from error
+        raise DamagedArchiveError(
+            f"{path} is not text in UTF-8 ({error}); save it so, in Excel as `CSV UTF-8`"
+        ) from error
 
 
 def read_json(
@@ -377,11 +395,10 @@ def encode(
     *,
     whole: bool = False,
     encoding: Encoding = "png",
+    background: str = "white",
+    bits: int = 16,
 ) -> bytes:
-    """Converts an image to the size of the data set, and encodes it.
-
-    The image is turned as its EXIF orientation says. Greys of 16 bits are scaled to 8 bits, and
-    transparency is dropped.
+    """Converts an image, read by `read_image`, to the size of the data set, and encodes it.
 
     An image of the right size is not resized; with PNG its pixels are unchanged. Any other image is
     resized (bilinear, with antialiasing) and cropped at the centre. With `whole`, nothing is
@@ -393,6 +410,7 @@ def encode(
       shape: Height, width and channels (1 or 3).
       whole: Whether to keep all of the image, and its aspect ratio.
       encoding: PNG, or JPEG with quality 95 and no chroma subsampling.
+      background, bits: As in `read_image`.
 
     Returns:
       The encoded image.
@@ -403,7 +421,7 @@ def encode(
     """
     height, width, channels = shape
     try:
-        decoded = _open(image.content).convert("L" if channels == 1 else "RGB")
+        decoded = read_image(image.content, channels, background=background, bits=bits)
         if whole:
             size = _whole_size(*decoded.size, height)
             if size != decoded.size:
@@ -435,38 +453,104 @@ def _whole_size(width: int, height: int, side: int) -> tuple[int, int]:
     return (shorter, longer) if width < height else (longer, shorter)
 
 
-def _open(content: Path | bytes | np.ndarray) -> Image.Image:
+def read_image(
+    content: Path | bytes | np.ndarray,
+    channels: int,
+    *,
+    background: str = "white",
+    bits: int = 16,
+    small: bool = False,
+) -> Image.Image:
+    """Decodes an image: the one way from a file to pixels.
+
+    Args:
+      content: As in `SourceImage`.
+      channels: 1 for grey, 3 for RGB.
+      background: The colour that transparent images are laid on, as Pillow names it. What a file
+        hides under transparent pixels is arbitrary.
+      bits: How many of the lower bits count in greys of 16 bits of which the file states nothing.
+      small: Whether to decode a JPEG at an eighth of its size, for speed.
+
+    Returns:
+      The image of 8 bits a channel, turned as its EXIF orientation says, and opaque.
+    """
     if isinstance(content, np.ndarray) and content.ndim == 3 and content.shape[-1] in (1, 3):
-        return Image.fromarray(content[..., 0] if content.shape[-1] == 1 else content)
+        turned = Image.fromarray(content[..., 0] if content.shape[-1] == 1 else content)
+        return turned.convert("L" if channels == 1 else "RGB")
     if isinstance(content, np.ndarray):  # An encoded image, as OpenCV returns it.
         content = content.tobytes()
     with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
+        if small:
+            image.draft(None, (1, 1))
         image.load()
-        white, inverted = _range_of_greys(image)
+        white, inverted = _range_of_greys(image, bits)
         image.getexif()
+        transparency = image.info.get("transparency")
         # Pillow now knows the orientation. The rest is neither stored nor converted: damaged EXIF
-        # data would stop `exif_transpose`, and transparency is dropped.
+        # data would stop `exif_transpose`.
         image.info.clear()
         turned = ImageOps.exif_transpose(image)
-    if white is None:
-        return turned
-    levels = np.asarray(turned).astype(np.uint32)
-    levels = ((levels * 255 + white // 2) // white).astype(np.uint8)
-    return Image.fromarray(255 - levels if inverted else levels)
+    if white is not None:
+        levels = np.asarray(turned).astype(np.uint32)
+        grey = (np.minimum(levels, white) * 255 + white // 2) // white
+        turned = Image.fromarray((255 - grey if inverted else grey).astype(np.uint8))
+        if transparency is not None:  # A level.
+            turned.putalpha(Image.fromarray(np.where(levels == transparency, 0, 255).astype("u1")))
+    elif transparency is not None:
+        turned.info["transparency"] = transparency
+    if turned.has_transparency_data:
+        canvas = Image.new("RGBA", turned.size, background)
+        canvas.alpha_composite(turned.convert("RGBA"))
+        turned = canvas
+    return turned.convert("L" if channels == 1 else "RGB")
 
 
-def _range_of_greys(image: Image.Image) -> tuple[int | None, bool]:
+class Inspected(NamedTuple):
+    """What `inspect_image` finds."""
+
+    size: tuple[int, int]
+    """The shorter and the longer side."""
+    is_jpeg: bool
+    grey: bool
+    transparent: bool
+    """Whether a pixel is transparent."""
+    largest: int
+    """The largest of greys of 16 bits of which the file does not state how many count; else 0."""
+    coarse: bool | None
+    """Of colours of 16 bits, of which Pillow reads the upper 8: whether all are below half."""
+
+
+def inspect_image(content: bytes) -> Inspected:
+    """What an image needs of its data set; most images are not decoded for it."""
+    with Image.open(io.BytesIO(content)) as image:
+        transparent, largest, deep = image.has_transparency_data, 0, image.mode[:4] == "I;16"
+        coarse = False if not deep and re.search(";16[BLN]", str(image.tile)) else None
+        if deep and image.format in ("PNG", "TIFF") and _range_of_greys(image, 0)[0] == 0:
+            levels = np.asarray(image)
+            opaque = levels[levels != image.info.get("transparency", -1)]
+            transparent, largest = opaque.size < levels.size, int(opaque.max(initial=0))
+        elif transparent or coarse is not None:
+            *colours, alpha = np.asarray(image.convert("RGBA")).reshape(-1, 4).T
+            transparent = bool(alpha.min() < 255)
+            coarse = coarse if coarse is None else max(map(np.max, colours)) < 128
+        grey = image.mode in ("1", "L", "LA", "La", "I", "F") or deep
+        size, is_jpeg = (min(image.size), max(image.size)), image.format in ("JPEG", "MPO")
+        return Inspected(size, is_jpeg, grey, transparent, largest, coarse)
+
+
+def _range_of_greys(image: Image.Image, bits: int) -> tuple[int | None, bool]:
     """The white of greys with more than 8 bits, None for other images; and whether 0 is white.
 
-    Raises a ValueError where the format does not state it.
+    `bits` count where the format does not say how many of 16 do. Raises a ValueError for greys of
+    32 bits, as no format states their white.
     """
     if image.mode.startswith("I;16") and image.format == "TIFF":
         tags: Any = image.tag_v2  # pyright: ignore[reportAttributeAccessIssue]
-        bits, photometric = tags.get(258, (16,))[0], tags.get(262, 1)
-        return 2**bits - 1, photometric == 0
-    # Pillow scales those of JPEG 2000, PGM and PNG to 16 bits.
+        stated, photometric = tags.get(258, (16,))[0], tags.get(262, 1)
+        return 2 ** (bits if stated == 16 else stated) - 1, photometric == 0
+    # Pillow scales those of JPEG 2000 and PGM to 16 bits.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return 2**16 - 1, False
+        return 2 ** (bits if image.format == "PNG" else 16) - 1, False
     if image.mode in ("I", "F"):
         kind = "integers" if image.mode == "I" else "floats"
         raise ValueError(

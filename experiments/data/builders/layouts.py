@@ -282,8 +282,8 @@ def list_classes(folder: Path) -> tuple[ClassSplit, list[str]]:
       folder: The folder.
 
     Returns:
-      The classes and their files, sorted by name; and a line that counts and names the files that
-      are left out, if there are any.
+      The classes and their files, sorted by name; and lines that count and name the files that are
+      left out, if there are any.
 
     Raises:
       DamagedArchiveError: The name of a folder cannot be that of a class.
@@ -295,5 +295,7 @@ def list_classes(folder: Path) -> tuple[ClassSplit, list[str]]:
         images = [file for file in files if is_image(file.name)]
         others += [file for file in files if not is_image(file.name)]
         classes[class_name(path)] = images
-    lines = left_out(others, folder, "file", "without an image")
+    heic = [file for file in others if file.suffix.lower() in (".heic", ".heif")]
+    lines = left_out({*others} - {*heic}, folder, "file", "without an image")
+    lines += left_out(heic, folder, "photograph", "as HEIC, to be converted to JPEG")
     return split_of_files(classes, folder), lines

@@ -154,8 +154,8 @@ def _refuse_earlier_version(builder: ImageBuilder, folder: Path) -> None:
         whole = "whole photographs" if builder.SPEC.whole else "images"
         raise DamagedArchiveError(
             f"{old[-1]} was prepared by another version of jaxloss. This one stores {whole}, "
-            "turned by their EXIF orientation and with 16-bit greys, of all files that Pillow "
-            "reads; delete that folder to prepare the data again"
+            "turned by their EXIF orientation, with 16-bit greys, transparent ones on white, of "
+            "all files that Pillow reads; delete that folder to prepare the data again"
         )
 
 
