@@ -70,7 +70,8 @@ def retrieval_metrics(
       features: `[n, d]`.
       labels: `[n]`, class indices without an upper limit.
       ks: The values of k, at least 1.
-      distance: `"cosine"` or `"euclidean"`.
+      distance: `"cosine"` or `"euclidean"`. Distances far below those between groups of references
+        are rounding errors: see *Distances* in `jaxloss`.
       references, reference_labels, reference_where: The keywords of pairwise losses in `jaxloss`,
         such as a gallery.
       where, axis_name: The common keywords of `jaxloss`. `axis_name` gathers the references, of

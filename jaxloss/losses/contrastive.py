@@ -67,7 +67,8 @@ def supervised_contrastive_loss(
       temperature: T > 0. It may be traced, and has a gradient.
       denominator: `"all"`, or `"negatives"`. With one positive for every anchor, both are equal.
       similarity: s_ij: `"cosine"`, `"inner"`, `"negative_squared_distance"` −‖x − y‖², or
-        `"negative_distance"` −‖x − y‖. A zero vector has cosines of 0 and no gradient.
+        `"negative_distance"` −‖x − y‖. A zero vector has cosines of 0 and no gradient. Distances
+        far below those between other rows are rounding errors: see *Distances* in `jaxloss`.
       metrics: Whether to return `(loss, ContrastiveMetrics)`, as `jax.value_and_grad(...,
         has_aux=True)` takes it. It costs little, as the same tiles serve both.
       references, reference_labels, reference_where, block_size: The keywords of pairwise losses in

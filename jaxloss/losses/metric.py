@@ -47,7 +47,8 @@ def nca_loss(
 
     Args:
       features: `[n, d]`. Squared distances grow with d. A temperature of d / 8 to d, or features
-        divided by √d, keeps the exponentials in a useful range.
+        divided by √d, keeps the exponentials in a useful range. Distances far below those between
+        other rows are rounding errors: see *Distances* in `jaxloss`.
       labels: `[n]`, class indices without an upper limit.
       temperature: T > 0. The default is the formula of the papers, and fits features of length 1.
       metrics: As in `supervised_contrastive_loss`; similarities are the negative squared distances.

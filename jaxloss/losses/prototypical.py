@@ -72,7 +72,7 @@ def prototypical_loss(
 
     Args:
       features: `[n, d]`. As for `nca_loss`, a temperature of d / 8 to d keeps the exponentials in a
-        useful range.
+        useful range, and distances far below those between classes are rounding errors.
       labels: `[n]`, class indices. They have no upper limit without `num_classes`.
       num_classes: C. If None, the loss sorts the labels to find the classes. Devices then exchange
         their labels. In both cases they exchange sums over classes, and no features.

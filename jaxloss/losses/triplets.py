@@ -85,7 +85,7 @@ def triplet_loss(
 
     Returns:
       A scalar, or `[n]` for `reduction="none"`. A distance that is all rounding error, below 0.0014
-      between unit vectors in float32, is 0 and has no gradient.
+      between unit vectors in float32, is 0 and has no gradient. See *Distances* in `jaxloss`.
 
     Raises:
       ValueError: If `margin` is negative, `mining` is unknown, or `block_size` is not positive.

@@ -54,7 +54,8 @@ class Comparison(NamedTuple):
 
         Args:
           params: A pytree of numbers or float arrays that values depend on, such as a temperature.
-          *statistics: What to compute.
+          *statistics: What to compute. Outside of `jax.jit`, a function that reads an array from
+            where it is defined is compiled anew by each call: pass the array in `params`.
 
         Returns:
           For each statistic its number over the references of the sample's own class, and over
@@ -119,7 +120,8 @@ def compare(
         `jaxloss`.
       similarity: Of a pair: `"cosine"`, `"inner"`, `"negative_squared_distance"` −‖x − y‖², or
         `"negative_distance"` −‖x − y‖, whose gradient is 0 at distance 0. In float32, distances
-        below about 0.0014 times the norms of the centred rows are rounding error, and count as 0.
+        below about 0.0014 times the norms of the centred rows are rounding error, and count as 0:
+        see *Distances* in `jaxloss`.
       where, axis_name: Common keywords of `jaxloss`.
 
     Raises:

@@ -351,7 +351,7 @@ def as_jax(option: Any) -> Any:
 TEMPERATURE = {"temperature": (0.0, -1.0)}
 TEMPERATURES = {f"{sign}_temperature": (0.0, -1.0) for sign in ("positive", "negative")}
 SCALE = {"scale": (0.0, -1.0)}
-ANGLE = {"angular_margin": (-0.1,)}
+ANGLE = {"angular_margin": (-0.1, 28.6)}
 BLOCKS = {"block_size": (0, -1)}
 MINING = {"margin": (-0.1,), "mining": ("easy", None)}
 FOCUS = {"positive_focus": (-0.1,), "negative_focus": (-0.1,), "clip": (-0.1, 1.0)}

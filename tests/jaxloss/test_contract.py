@@ -485,8 +485,14 @@ def test_float32_beside_float64(row):
             assert leaf.dtype == np.float32
 
 
+OF_SORTED_OR_SOFT_LABELS = (
+    *("sigmoid_multi_hot", "triplet_semihard", "triplet_references_semihard"),
+    *("triplet_all", "prototypical_references"),
+)
+
+
 @pytest.mark.slow
-@over((*ONE_OF_A_KIND, *(row for row in CASES if row.name == "sigmoid_multi_hot")))
+@over((*ONE_OF_A_KIND, *(row for row in CASES if row.name in OF_SORTED_OR_SOFT_LABELS)))
 def test_labels_of_any_dtype(row):
     batch = make_batch(row, seed=14, masked=False)
     labels = np.maximum(batch.args[1], 0)  # Unsigned ones have no unknown targets.

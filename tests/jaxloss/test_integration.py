@@ -147,3 +147,17 @@ def test_losses_without_the_common_keywords_raise(name, which, scored):
     with raises(TypeError, match="`metric_loss` must return a loss, got a tuple"):
         with_metrics = partial(jaxloss.nca_loss, metrics=True)
         jax.eval_shape(partial(SUMS[name], metric_loss=with_metrics), *args)
+
+
+@pytest.mark.parametrize("loss", [jaxloss.direct_sum_loss, jaxloss.spectral_sum_loss])
+def test_gradients_of_low_precision_are_rounded_once(loss):
+    """Each entry has the bits of its dtype, also where the two gradients nearly cancel."""
+    features, labels, weights, bias = classifier_inputs(np.random.default_rng(12), 24, np.float32)
+    low = jnp.asarray(features, jnp.bfloat16)
+    gradient = jax.grad(partial(loss, metric_weight=-1.0), (0, 2))
+    got = gradient(low, labels, jnp.asarray(weights, jnp.bfloat16), bias)
+    wide = low.astype(jnp.float32), jnp.asarray(weights, jnp.bfloat16).astype(jnp.float32)
+    expected = gradient(wide[0], labels, wide[1], bias)
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.dtype == jnp.bfloat16
+        np.testing.assert_allclose(ours.astype(jnp.float32), theirs, rtol=2**-8, atol=1e-7)

@@ -277,3 +277,41 @@ def test_wrong_margins_are_named():
             inner(**{f"sample_{name}": jnp.zeros(N - 1)})
         with raises(ValueError, rf"`sample_{name}` must have shape \[n\], got \(\)"):
             inner(**{f"sample_{name}": jnp.zeros(())})
+
+
+@pytest.mark.parametrize("offset", [1.7e7, 1e8, 1e30])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        jaxloss.warp_loss,
+        jaxloss.robust_multilabel_loss,
+        partial(jaxloss.robust_multilabel_loss, leak=0.0),
+        partial(jaxloss.margin_softmax_loss, margin=0.5, scale=32.0),
+        partial(jaxloss.margin_softmax_loss, margin=-0.5, sample_margin=np.full(4, 0.2)),
+        partial(jaxloss.classifier_loss, margin=0.5),
+        partial(jaxloss.two_way_loss, margin=0.5),
+    ],
+    ids=lambda loss: getattr(loss, "__name__", None) or loss.func.__name__,
+)
+def test_margins_beside_large_logits(loss, offset):
+    """They are lost in a sum with a large logit, and not beside a difference of two."""
+    function = getattr(loss, "func", loss)
+    multi_label = function not in (jaxloss.margin_softmax_loss, jaxloss.classifier_loss)
+    labels = np.array([[1, 0], [0, 1], [1, 0], [1, 0]], np.int32)
+    labels = labels if multi_label else labels.argmax(1)
+    logits = np.full((4, 2), offset, np.float32)
+    logits[1, 1] = np.nextafter(logits[1, 1], np.float32(np.inf))  # A step apart.
+    rest = (np.eye(2, dtype=np.float32),) if function is jaxloss.classifier_loss else ()
+
+    def results(dtype):
+        options = {
+            k: v.astype(dtype) for k, v in getattr(loss, "keywords", {}).items() if np.ndim(v)
+        }
+        arrays = (jnp.asarray(logits, dtype), labels, *(r.astype(dtype) for r in rest))
+        return jax.value_and_grad(partial(loss, **options))(*arrays)
+
+    got = jax.tree.map(np.asarray, results(np.float32))
+    with enable_x64(True):
+        value, gradient = results(np.float64)
+    np.testing.assert_allclose(got[0], value, rtol=4 * FLOAT32)
+    np.testing.assert_allclose(got[1], gradient, rtol=4 * FLOAT32, atol=FLOAT32)

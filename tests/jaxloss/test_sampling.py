@@ -1,5 +1,9 @@
 """Batches and episodes: which samples, in which order, from which seed."""
 
+from functools import partial
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -138,3 +142,14 @@ def test_numbers_out_of_range_are_named():
         for wrong in (1.5, "1", True, None):
             with pytest.raises(TypeError, match=f"`{name}` must be an integer, got"):
                 call(wrong)
+
+
+def test_traced_labels_are_named():
+    for draw in (
+        partial(class_batch, ways=2, shots=1, seed=0, step=0),
+        partial(episodes, num_episodes=1, ways=2, shots=1, queries=1, seed=0),
+    ):
+        with pytest.raises(
+            TypeError, match=r"`labels` must be .* known, got .*outside of `jax.jit`"
+        ):
+            jax.jit(draw)(jnp.arange(6) % 2)
