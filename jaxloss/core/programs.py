@@ -69,20 +69,31 @@ def _key(leaf: Any) -> Any:
     """Returns what tells a leaf from others. 1 is not True.
 
     A function that is defined anew for each call, such as a lambda in the body of a loss, is what
-    its code is, and what it reads from the body. Raises for one that reads anything but constants
-    and such functions there.
+    its code is, and the constants that it reads from the body. The program keeps the function, and
+    so its code, of which there is only one at this place.
     """
     if isinstance(leaf, partial):
         return partial, _key(leaf.func), *map(_key, leaf.args), _keys(leaf.keywords)
-    if "<locals>" not in getattr(leaf, "__qualname__", ""):
+    read = _read(leaf)
+    if read is None:
         return type(leaf), leaf
-    read = [cell.cell_contents for cell in leaf.__closure__ or ()]
-    for value in read:
-        if not isinstance(value, _CONSTANTS) and not inspect.isfunction(value):
-            raise TypeError(f"{leaf} reads {type(value).__name__}")
-    # The program keeps the function, and so its code, of which there is only one at this place.
-    defaults = *(leaf.__defaults__ or ()), _keys(leaf.__kwdefaults__ or {})
-    return id(leaf.__code__), *map(_key, read), *map(_key, defaults)
+    return id(leaf.__code__), *map(_key, read), _keys(leaf.__kwdefaults__ or {})
+
+
+def _read(function: Any) -> tuple[Any, ...] | None:
+    """Returns what a local function reads from where it is defined; None if it is another leaf.
+
+    Also None if it reads anything but constants and functions.
+    """
+    if not inspect.isfunction(function) or "<locals>" not in function.__qualname__:
+        return None
+    try:
+        cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
+    except ValueError:  # Not assigned yet.
+        return None
+    read = *cells, *(function.__defaults__ or ())
+    known = (isinstance(x, _CONSTANTS) or inspect.isfunction(x) for x in read)
+    return read if all(known) else None
 
 
 def _keys(values: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -138,12 +149,15 @@ def _checked(arguments: Mapping[str, Any], of_statistics: bool) -> dict[str, Any
     """Returns the arguments as arrays, constants, and pytrees of them.
 
     Raises an exception for what must not be compiled: arguments of which a traced one hides an
-    error, and functions of others, which may read something that changes.
+    error, and functions of others, which may read something that changes. Those of statistics may
+    not be local ones that read arrays, which would be compiled anew by each call.
     """
 
     def function(value: Any) -> Any:
-        if not of_statistics and not getattr(value, "__module__", "").startswith("jaxloss."):
-            raise TypeError(f"{value} is no function of the library")
+        own = getattr(value, "__module__", "").startswith("jaxloss.")
+        is_local = "<locals>" in getattr(value, "__qualname__", "")
+        if not own and (not of_statistics or (is_local and _read(value) is None)):
+            raise TypeError(f"{value} may read something that changes")
         return value
 
     def checked(name: str, value: Any) -> Any:

@@ -222,12 +222,12 @@ def _combined_loss(
     metric_weight = checks.in_range("metric_weight", metric_weight, dtype)
     keywords = dict(zip(_COMMON, common, strict=True))
     # Widened once, so that the sum of their gradients is rounded once.
-    *wide, low = widened_classifier(features, weights, bias)
-    metric_features = features if transform is None else transform(*wide[:2])
+    wide = widened_classifier(features, weights, bias)
+    metric_features = features if transform is None else transform(wide[0], wide[1])
     if _takes_classifier(classification_loss):
         classification = classification_loss(features, labels, weights, bias, **keywords)
     else:
-        classification = classification_loss(logits_of(*wide, low), labels, **keywords)
+        classification = classification_loss(logits_of(*wide), labels, **keywords)
     metric = metric_loss(metric_features, labels, **keywords)
     if isinstance(metric, tuple):
         raise TypeError("`metric_loss` must return a loss, got a tuple; leave out `metrics=True`")

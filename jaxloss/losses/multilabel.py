@@ -654,9 +654,9 @@ def _ranked_ramps(
     end, harmonic = lax.stop_gradient(ramp), _harmonic(logits)
 
     def visit(
-        sums: tuple[Float[Array, "n C"], Float[Array, "n C"]],
+        sums: tuple[Float[Array, "n C"], ...],
         column: tuple[Float[Array, " n"], Bool[Array, " n"]],
-    ) -> tuple[Any, Any]:
+    ) -> tuple[tuple[Array, ...], list[Array]]:
         logit, is_positive = column
         gaps = logit[:, None] - fixed
         violated = negative & is_positive[:, None] & (gaps < 1)

@@ -79,14 +79,15 @@ def proxy_anchor_loss(
       Kim et al., Proxy Anchor Loss for Deep Metric Learning, CVPR 2020, eq. (4).
     """
     checks.no_terms("proxy_anchor_loss", reduction)
-    similarities, labels, proxies, valid = _compared(features, labels, proxies, normalize, where)
+    similarities, labels, proxies, valid = _compared(
+        features, labels, proxies, normalize, where, sample_weights
+    )
     dtype = similarities.dtype
     margin = checks.in_range("margin", margin, dtype)
     scale = checks.in_range("scale", scale, dtype, above=0)
     log_weights = jnp.zeros_like(similarities, shape=labels.shape)
     if sample_weights is not None:
         weights = checks.weights_of_samples(sample_weights, labels.shape[0])
-        valid = valid & (weights != 0)
         log_weights = jnp.log(jnp.where(valid, weights.astype(dtype), 1))
     num_classes = proxies.shape[1]
     # A label of C or more would be a negative of all classes.
@@ -189,10 +190,20 @@ def proxy_nca_loss(
 
 
 def _compared(
-    features: Any, labels: Any, proxies: Any, normalize: bool, where: Any
+    features: Any,
+    labels: Any,
+    proxies: Any,
+    normalize: bool,
+    where: Any,
+    sample_weights: Any = None,
 ) -> tuple[Float[Array, "n C"], Integer[Array, " n"], Float[Array, "d C"], Bool[Array, " n"]]:
-    """Checks the arguments. Returns cosines or products, the labels, the proxies, and the mask."""
+    """Checks the arguments. Returns cosines or products, the labels, the proxies, and the mask.
+
+    With `sample_weights`, those of weight 0 are not in the mask.
+    """
     features, labels, valid = checked_rows("features", features, labels, where)
+    if sample_weights is not None:
+        valid = valid & (checks.weights_of_samples(sample_weights, labels.shape[0]) != 0)
     proxies = checks.columns(
         "proxies", proxies, "d C", features.shape[1], f"`features` {features.shape}"
     )

@@ -2,6 +2,7 @@
 
 import logging
 from functools import partial
+from typing import Any
 
 import chex
 import jax
@@ -27,7 +28,8 @@ LABELS = jnp.arange(12) % 4
 KEY = jax.random.key(3)
 X, W = rows_of(12), rows_of(5, 4, seed=1)
 QUEUE = jaxloss.Queue(rows_of(6), jnp.arange(6) % 3, jnp.zeros((), jnp.int32))
-OTHERS = {
+NUMPY: Any = np.asarray(X), np.asarray(LABELS, np.int64)
+OTHERS: dict[str, Any] = {
     "assign_prototypes": partial(jaxloss.assign_prototypes, W, rows_of(5, 6)),
     "barlow_twins_loss": partial(jaxloss.barlow_twins_loss, X, X + 1),
     "class_balanced_lengths": partial(jaxloss.class_balanced_lengths, LABELS, 4),
@@ -59,7 +61,7 @@ OTHERS = {
         *(jaxloss.direct_sum_loss, X, LABELS, W),
         metric_loss=lambda x, y, **common: jaxloss.circle_loss(x, y, block_size=5, **common),
     ),
-    "NumPy": partial(jaxloss.retrieval_metrics, np.asarray(X), np.asarray(LABELS, np.int64)),
+    "NumPy": partial(jaxloss.retrieval_metrics, *NUMPY),
     "array of a hyperparameter": partial(jaxloss.nca_loss, X, LABELS, temperature=jnp.array(2.0)),
 }
 
@@ -143,7 +145,7 @@ def test_options_are_not_mixed_up():
     chex.assert_trees_all_close(loss(margin=1), loss(margin=1.0))
     assert float(loss(margin=0.1)) < float(loss(margin=0.2))
     with harness.raises(TypeError, "`soft` must be a Python bool, got 1"):
-        loss(soft=1)
+        loss(soft=1)  # pyright: ignore[reportArgumentType]
     assert float(loss(soft=True)) > float(loss(soft=False))
     assert jaxloss.info_nce_loss(X, X, metrics=True)[1].accuracy == 1
     assert jnp.shape(jaxloss.info_nce_loss(X, X, metrics=False)) == ()

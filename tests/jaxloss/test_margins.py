@@ -279,6 +279,9 @@ def test_wrong_margins_are_named():
             inner(**{f"sample_{name}": jnp.zeros(())})
 
 
+SAMPLE_MARGIN: Any = np.full(4, 0.2)
+
+
 @pytest.mark.parametrize("offset", [1.7e7, 1e8, 1e30])
 @pytest.mark.parametrize(
     "loss",
@@ -287,7 +290,7 @@ def test_wrong_margins_are_named():
         jaxloss.robust_multilabel_loss,
         partial(jaxloss.robust_multilabel_loss, leak=0.0),
         partial(jaxloss.margin_softmax_loss, margin=0.5, scale=32.0),
-        partial(jaxloss.margin_softmax_loss, margin=-0.5, sample_margin=np.full(4, 0.2)),
+        partial(jaxloss.margin_softmax_loss, margin=-0.5, sample_margin=SAMPLE_MARGIN),
         partial(jaxloss.classifier_loss, margin=0.5),
         partial(jaxloss.two_way_loss, margin=0.5),
     ],

@@ -569,12 +569,15 @@ def test_wrong_arguments_are_named():
         masked: Any = (function, None) if kind == "value" else (own, lambda s, same, _: same[0])
         with raises(ValueError, r"element by element.*\(8, 8\).*result of shape \(8,\)"):
             pairs.statistics((), Statistic(SUM, *masked))
-    for scalar in (lambda s, same, _: jnp.sum(s), lambda s, same, scale: scale, lambda *_: None):
+    scalars: Any = (lambda s, *_: jnp.sum(s), lambda s, same, scale: scale, lambda *_: None)
+    for scalar in scalars:
         with raises(ValueError, r"element by element.*number for all pairs is jnp.full_like"):
             pairs.statistics(2.0, Statistic(SUM, scalar))
-    (ones,) = pairs.statistics((), Statistic(SUM, lambda *_: 1))
-    (others,) = pairs.statistics((), Statistic(SUM, lambda s, *_: jnp.ones_like(s)))
-    np.testing.assert_array_equal(ones.negative, others.negative)
+    one: Any = lambda *_: 1  # noqa: E731
+    numbers, arrays = pairs.statistics(
+        (), Statistic(SUM, one), Statistic(SUM, lambda s, *_: jnp.ones_like(s))
+    )
+    np.testing.assert_array_equal(numbers.negative, arrays.negative)
     with raises(TypeError, "`params` must be numbers or float arrays, got a Statistic"):
         pairs.statistics(Statistic(SUM, own))
     wrong_ones: tuple[Any, ...] = (own, Statistic(wrong, own))
