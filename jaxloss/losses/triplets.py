@@ -192,7 +192,8 @@ def _hard(rule: _Rule, mined: Sides, anchors: Rows, references: Rows | None) -> 
         return _distances(jnp.sum(steps**2, axis=1), norms, rule.squared)
 
     far, near = lax.map(jax.checkpoint(distance), jnp.stack(positions))
-    gaps = far - near
+    # With a NaN in any row, tiles cannot tell which are farthest: it stays visible.
+    gaps = far - near + jnp.sum(center - center)
     return _Triplets(rule.hinge(gaps + rule.margin), jnp.ones_like(gaps), defined)
 
 
