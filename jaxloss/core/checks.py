@@ -7,6 +7,7 @@ small enough. Arguments typed `Any` come from the user and are not checked yet.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -301,6 +302,32 @@ def no_terms(loss: str, value: Any) -> None:
         )
 
 
+class Known(float):
+    """A hyperparameter whose value is known, and the limits in which it was found to be."""
+
+    limits: set[tuple[tuple[str, int | float], ...]]
+
+    def __new__(cls, number: float) -> Known:
+        """Without limits yet."""
+        known = super().__new__(cls, number)
+        known.limits = set()
+        return known
+
+    def allows(self, number: float) -> bool:
+        """Whether another number is in the same limits; False if they are not known."""
+        return bool(self.limits) and all(_is_within(number, dict(own)) for own in self.limits)
+
+
+def _is_within(number: float, limits: Mapping[str, int | float]) -> bool:
+    return (
+        math.isfinite(number)
+        and number > limits.get("above", -math.inf)
+        and number >= limits.get("at least", -math.inf)
+        and number < limits.get("below", math.inf)
+        and number <= limits.get("at most", math.inf)
+    )
+
+
 def in_range(
     name: str,
     value: Any,
@@ -318,8 +345,9 @@ def in_range(
     """
     if isinstance(value, Tracer) and value.ndim == 0:
         return value.astype(dtype)
-    limits = {"above": above, "at least": at_least, "below": below, "at most": at_most}
-    conditions = [f" and {kind} {limit}" for kind, limit in limits.items() if limit is not None]
+    every = {"above": above, "at least": at_least, "below": below, "at most": at_most}
+    limits = {kind: limit for kind, limit in every.items() if limit is not None}
+    conditions = [f" and {kind} {limit}" for kind, limit in limits.items()]
     text = f"`{name}` must be a scalar, finite{''.join(conditions)}, got {value!r}{hint}"
     if isinstance(value, str | bytes | list | tuple | Tracer) or np.ndim(value) != 0:
         raise TypeError(text + _hint_of_param(name, value))
@@ -329,14 +357,10 @@ def in_range(
         raise ValueError(text) from error
     except (TypeError, ValueError) as error:
         raise TypeError(text + _hint_of_param(name, value)) from error
-    if (
-        not math.isfinite(number)
-        or (above is not None and number <= above)
-        or (at_least is not None and number < at_least)
-        or (below is not None and number >= below)
-        or (at_most is not None and number > at_most)
-    ):
+    if not _is_within(number, limits):
         raise ValueError(text)
+    if isinstance(value, Known):
+        value.limits.add(tuple(limits.items()))
     return number
 
 

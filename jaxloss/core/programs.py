@@ -2,7 +2,8 @@
 
 JAX compiles a loop anew for each call of a function outside of `jax.jit`, because the body is a new
 function each time, and keeps the program. So a public function is compiled there as a whole, once
-for its options, shapes and dtypes. Inside of `jax.jit`, it is called as it is.
+for its options, shapes and dtypes. Numbers, such as temperatures, are constants of the program; if
+one changes, it becomes an argument. Inside of `jax.jit`, a function is called as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from jaxloss.core import checks
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _KEPT = 16
-"""How many programs of a function are kept: of the latest options, whatever the shapes."""
+"""Of how many options, the latest, a function keeps its programs."""
 _CONSTANTS = (bool, int, float, complex, str, np.generic, np.dtype)
 
 
@@ -43,17 +44,40 @@ class Program:
     """Of the other leaves. Equal ones have equal keys."""
     others: tuple[Any, ...] = dataclasses.field(compare=False)
 
-    def of_arrays(self) -> Callable[..., Any]:
-        """Returns the function of the arrays."""
+    def of_arrays(self, traced: tuple[int, ...] = ()) -> Callable[..., Any]:
+        """Returns the function of the arrays, after those of the other leaves that are traced."""
 
-        def call(*arrays: Array) -> Any:
-            found, others = dict(zip(self.which, arrays, strict=True)), iter(self.others)
+        def call(*arrays: Any) -> Any:
+            others = list(self.others)
+            for place, number in zip(traced, arrays, strict=False):
+                others[place] = number
+            found, rest = dict(zip(self.which, arrays[len(traced) :], strict=True)), iter(others)
             number = self.structure.num_leaves
-            leaves = [found[k] if k in found else next(others) for k in range(number)]
+            leaves = [found[k] if k in found else next(rest) for k in range(number)]
             return self.function(**jax.tree.unflatten(self.structure, leaves))
 
         call.__name__ = getattr(self.function, "__name__", "call")  # In profiles.
         return call
+
+
+class _Compiled:
+    """A program with the numbers of its first call; those that change are its arguments."""
+
+    def __init__(self, program: Program) -> None:
+        self.first = program
+        self.programs: dict[tuple[int, ...], Callable[..., Any]] = {}
+
+    def __call__(self, others: tuple[Any, ...], arrays: list[Any]) -> Any:
+        changed = []
+        for place, (before, now) in enumerate(zip(self.first.others, others, strict=True)):
+            if isinstance(before, checks.Known) and before != now:
+                if not before.allows(now):
+                    raise ValueError(f"{now} may be out of range")
+                changed.append(place)
+        places = tuple(changed)
+        if places not in self.programs:
+            self.programs[places] = jax.jit(self.first.of_arrays(places))
+        return self.programs[places](*(float(others[place]) for place in places), *arrays)
 
 
 def split(function: Any, arguments: Mapping[str, Any]) -> tuple[Program, list[Any]]:
@@ -66,7 +90,7 @@ def split(function: Any, arguments: Mapping[str, Any]) -> tuple[Program, list[An
 
 
 def _key(leaf: Any) -> Any:
-    """Returns what tells a leaf from others. 1 is not True.
+    """Returns what tells a leaf from others. 1 is not True. A number that may change has no value.
 
     A function that is defined anew for each call, such as a lambda in the body of a loss, is what
     its code is, and the constants that it reads from the body. The program keeps the function, and
@@ -76,7 +100,7 @@ def _key(leaf: Any) -> Any:
         return partial, _key(leaf.func), *map(_key, leaf.args), _keys(leaf.keywords)
     read = _read(leaf)
     if read is None:
-        return type(leaf), leaf
+        return type(leaf), None if isinstance(leaf, checks.Known) else leaf
     return id(leaf.__code__), *map(_key, read), _keys(leaf.__kwdefaults__ or {})
 
 
@@ -127,9 +151,7 @@ def compiled_once(function: Function, *, of_statistics: bool = False) -> Functio
     """
     signature = inspect.signature(function)
 
-    @functools.lru_cache(maxsize=_KEPT)
-    def compiled(program: Program) -> Callable[..., Any]:
-        return jax.jit(program.of_arrays())
+    compiled = functools.lru_cache(maxsize=_KEPT)(_Compiled)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -137,7 +159,7 @@ def compiled_once(function: Function, *, of_statistics: bool = False) -> Functio
             try:
                 arguments = signature.bind(*args, **kwargs).arguments
                 program, arrays = split(function, _checked(arguments, of_statistics))
-                return compiled(program)(*arrays)
+                return compiled(program)(program.others, arrays)
             except Exception:
                 pass
         return function(*args, **kwargs)
@@ -166,7 +188,7 @@ def _checked(arguments: Mapping[str, Any], of_statistics: bool) -> dict[str, Any
             keywords = _checked(value.keywords, of_statistics)
             return Partial(function(value.func), *args, **keywords)
         if not of_statistics and is_array(value) and _is_known_number(value):
-            return np.asarray(value)[()]
+            value = np.asarray(value)[()]
         return jax.tree.map(partial(leaf, name), value)
 
     def leaf(name: str, value: Any) -> Any:
@@ -174,7 +196,7 @@ def _checked(arguments: Mapping[str, Any], of_statistics: bool) -> dict[str, Any
             return checks.as_array(name, value)
         if not isinstance(value, (jax.Array, *_CONSTANTS)):
             return function(value)
-        return value
+        return checks.Known(value) if isinstance(value, float | np.floating) else value
 
     return {name: checked(name, value) for name, value in arguments.items()}
 

@@ -163,13 +163,37 @@ def test_a_function_that_reads_a_changing_number_is_called_each_time():
     assert not np.isclose(first, loss())
 
 
+def test_a_changing_number_compiles_once(caplog):
+    """A second value makes it an argument of the program; its range is checked as before."""
+    loss = partial(jaxloss.circle_loss, X, LABELS, block_size=5)
+    for scale in (2.0, 3.0):
+        loss(scale=scale)
+    assert compilations(caplog, partial(loss, scale=np.float32(4.0))) == 0
+    np.testing.assert_allclose(loss(scale=4.0), jax.jit(partial(loss, scale=4.0))(), rtol=FLOAT32)
+    with harness.raises(ValueError, "`scale` must be a scalar, finite and above 0, got -1.0"):
+        loss(scale=-1.0)
+    triplets = partial(jaxloss.triplet_loss, mining="all")
+    sums = [
+        partial(
+            *(jaxloss.direct_sum_loss, X, LABELS, W),
+            metric_loss=partial(triplets, margin=margin),
+            metric_weight=weight,
+        )
+        for margin, weight in ((0.1, 1.0), (0.2, 0.5), (0.3, 0.25))
+    ]
+    for direct_sum in sums[:2]:
+        direct_sum()
+    assert compilations(caplog, sums[2]) == 0
+    np.testing.assert_allclose(sums[2](), jax.jit(sums[2])(), rtol=FLOAT32)
+
+
 def test_programs_are_not_kept_without_limit(caplog):
-    """The latest options alone, so that a changing temperature does not fill the memory."""
-    loss = partial(jaxloss.softmax_loss, X, LABELS)
-    for k in range(programs._KEPT + 1):
-        loss(label_smoothing=k / 100)
-    assert compilations(caplog, partial(loss, label_smoothing=programs._KEPT / 100)) == 0
-    assert compilations(caplog, loss) == 1
+    """The latest options alone."""
+    loss = partial(jaxloss.nca_loss, X, LABELS)
+    for k in range(1, programs._KEPT + 2):
+        loss(block_size=k + 20)
+    assert compilations(caplog, partial(loss, block_size=programs._KEPT + 21)) == 0
+    assert compilations(caplog, partial(loss, block_size=21)) == 1
 
 
 def test_recorded_calls_are_not_wrapped():
