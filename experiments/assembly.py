@@ -216,14 +216,14 @@ def assemble(
     config, protocol, sampling = plan.config, plan.protocol, plan.config.sampling
     mesh = parallel.device_mesh(mode, mesh_shape) if mode == "jit" or mesh_shape else None
     axis_name = parallel.axis_name(mode)
+    if is_first():  # Before the checks of the data, which it may explain.
+        for line in builder_class(config.data.name).remarks():
+            _log.warning("data: %s", line)
     counts_by_split = prepare_and_count(plan, folders)
     trained_on, held_out, _ = protocol.splits
     training_counts, images = counts_by_split[trained_on], protocol.load(folders, trained_on)
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
     steps_per_epoch = len(images.labels) // batch_size
-    if is_first():
-        for line in builder_class(config.data.name).remarks():
-            _log.warning("data: %s", line)
     graphdef, objective, optimizer, state = build_learner(
         plan, training_counts, steps_per_epoch, axis_name=axis_name, mesh=mesh
     )

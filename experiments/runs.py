@@ -252,9 +252,7 @@ def load_run(folder: str | Path, checkpoint: str | int = "best") -> RestoredRun:
                 plan, class_counts, meta["steps_per_epoch"], abstract=True
             )
             state = checkpoints.restore(shapes, step).state
-            remarks = builder_class(plan.config.data.name).remarks()
-            code, notes = meta["code"], [f"Data: {line}." for line in remarks]
-            notes += meta.get("origins", ())
+            code, notes = meta["code"], list(meta.get("origins", ()))
             if code != code_version():
                 notes += [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
             value = checkpoints.validation(step)
@@ -332,8 +330,13 @@ def evaluate(
         "step": run.step,
         "validation": None if run.validation is None else validation,
         **results,
-        "notes": [*run.notes, *results.get("notes", ())],
+        "notes": [*data_notes(run.plan.config.data.name), *run.notes, *results.get("notes", ())],
     }
+
+
+def data_notes(name: str) -> list[str]:
+    """What is odd in a data set, as notes of a report."""
+    return [f"Data: {line}." for line in builder_class(name).remarks()]
 
 
 def split_of(plan: Plan, split: str | None) -> str:

@@ -27,7 +27,7 @@ from experiments.reporting.grid_report import write_grid
 from experiments.reporting.markdown import format_value, table
 from experiments.reporting.run import code_version, describe_run, origin_lines, read_report
 from experiments.reporting.style import INK, MEDIUM, new_figure, series_mark, style_axes
-from experiments.runs import RestoredRun, config_of_run, load_run
+from experiments.runs import RestoredRun, config_of_run, data_notes, load_run
 from experiments.storage import write_atomically, write_json, write_picture
 from experiments.trained_on import seen_in_training
 from experiments.training.step import build_features
@@ -78,7 +78,7 @@ def evaluate_run_linear(
         "classes": len(images[0].class_names),
         "holdout": data.holdout,
         "seen_in_training": seen_in_training(config, data.name, data.class_split),
-        "notes": run.notes,
+        "notes": [*data_notes(data.name), *run.notes],
         "result": result._asdict(),
         "metrics": [metric.measured(getattr(result, name)) for name, metric in _METRICS.items()],
     }

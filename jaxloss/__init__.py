@@ -69,17 +69,18 @@ Dtypes:
   float32 arrays have all bits of float32, unless `jax.default_matmul_precision` says otherwise.
 
 Distances:
-  They come from inner products. The error of a squared distance is up to `16 ε (‖x − c‖² + d²)`,
-  with a center c of the references and ε = 1.2e-7 in float32. So if groups of rows are a thousand
-  times as far apart as the rows within a group, distances within a group are rounding errors:
-  divide features by their norms, or compute in float64. `retrieval_metrics` and `triplet_loss` have
-  a center that a few rows far away do not move, and the hard triplets of `triplet_loss` and the own
-  keys of queries have exact differences.
+  They come from inner products. The error of a squared distance D of rows x and y is up to
+  `16 ε (‖x − c‖² + D)`, with ε = 1.2e-7 in float32 and the mean c of all references. So if groups of
+  rows are a thousand times as far apart as the rows within a group, distances within a group are
+  rounding errors: divide features by their norms, or compute in float64. In `retrieval_metrics` and
+  in semi-hard and all triplets, c is near most rows, even if a few are far away. The distances of
+  hard triplets, once they are chosen, and of a query and its own key come from differences.
 
 Outside of `jax.jit`:
-  A function is compiled as a whole by its first call, for its options, shapes and dtypes, and later
-  calls run the program. The programs of the latest 16 options are kept. Of a loss of your own, the
-  statistics of pairs are compiled so, and all else runs operation by operation.
+  The first call compiles a function as a whole, for its options, shapes and dtypes; later calls run
+  the program. A number that changes, such as a temperature, costs one more compilation. The
+  programs of the latest 16 options are kept. Of a loss of your own, the statistics of pairs are
+  compiled in the same way; everything else runs operation by operation.
 
 Errors:
   All arguments are checked when a function is traced. A wrong dtype raises `TypeError`. A wrong

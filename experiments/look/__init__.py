@@ -15,7 +15,7 @@ from experiments.look.page import Picture, write_page
 from experiments.look.view import View, view_run
 from experiments.reporting.run import describe_run, read_report, version_text
 from experiments.reporting.style import FONTS
-from experiments.runs import load_run, split_of
+from experiments.runs import data_notes, load_run, split_of
 
 _DRAWN: Sequence[Callable[[View], Picture | None]] = (
     overview,
@@ -67,7 +67,7 @@ def look_at_run(
         return write_page(
             run.directory / name,
             list(filter(None, pictures)),
-            [*notes, *run.notes, version_text(described)],
+            [*data_notes(config.data.name), *notes, *run.notes, version_text(described)],
             read_report(report) if report.exists() else None,
             title=f"{described['label']} on {described['data']}",
             summary=f"Features of {' and '.join(parts)}, d = {run.plan.num_features}, checkpoint "

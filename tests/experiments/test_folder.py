@@ -19,6 +19,7 @@ from experiments.assembly import plan_run, prepare_and_count
 from experiments.cli.main import main
 from experiments.config import Folders
 from experiments.data import builders
+from experiments.data.builders.folder import parse
 from experiments.data.pipeline import load_labels, load_split
 from experiments.errors import ExperimentError
 from experiments.presets import PRESETS
@@ -376,7 +377,7 @@ def test_names_that_differ_in_case_get_one_line_where_they_may_be_two_classes(tm
     }.items():
         for part, of_part in counts.items():
             put(tmp_path / parts / part, of_part)
-        (line,) = remarks(tmp_path / parts)
+        *_, line = remarks(tmp_path / parts)
         assert "'A' and 'a'" in line
         assert ("'B' and 'b'" in line) == (parts == "letters")
 
@@ -680,3 +681,27 @@ def test_a_file_of_single_labels_with_splits(tmp_path, delimiter):
         "train": {"x z": 2, "y z": 2},
         "test": {"x z": 2, "y z": 2},
     }
+
+
+def test_disjoint_splits_are_said_in_training(tmp_path):
+    """A typing error in a name makes base and novel classes of them."""
+    for split, names in {"train": "ab", "test": "cd"}.items():
+        put(tmp_path / split, dict.fromkeys(names, 2))
+    (line,) = remarks(tmp_path)
+    assert "no class in common" in line
+
+
+def test_size_and_colour_in_any_order_and_a_path_of_the_same_letters(tmp_path):
+    for name, option in (("pics@black", "@64"), ("pics", "@#204060@64"), ("pics", "@64@BLACK")):
+        (tmp_path / name).mkdir(exist_ok=True)
+        own = parse(f"folder:{tmp_path / name}{option}")
+        assert own.path == tmp_path / name
+        assert own.size == "64"
+        assert own.colour == {"@#204060@64": "#204060", "@64@BLACK": "black"}.get(option, "")
+
+
+def test_a_case_that_differs_in_one_of_three_splits_is_named(tmp_path):
+    for split, names in {"train": ("Cat",), "validation": ("Cat", "cat"), "test": ("cat",)}.items():
+        put(tmp_path / split, {name: 2 for name in (*names, "dog")})
+    with pytest.raises(ExperimentError, match="'cat' .* 'Cat'|'Cat' .* 'cat'"):
+        remarks(tmp_path)

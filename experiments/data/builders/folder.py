@@ -107,12 +107,12 @@ def parse(name: str) -> Named:
     match = re.fullmatch(r"(.*?)(?:#([0-9a-f]{12}))?", text, re.DOTALL)
     assert match is not None
     path, content = match[1], match[2] or ""
-    found = {"colour": "", "size": ""}
-    patterns = "|".join([*ImageColor.colormap, "#[0-9a-f]{6}"]), r"\d+"
-    for option, pattern in zip(found, patterns, strict=True):
-        match = re.fullmatch(rf"(.*)@({pattern})", path, re.DOTALL)
-        if match and not os.path.exists(os.path.expanduser(path)):
-            path, found[option] = match.groups()
+    found = {"size": "", "colour": ""}
+    patterns = r"\d+", "|".join([*ImageColor.colormap, "#[0-9a-f]{3}", "#[0-9a-f]{6}"])
+    for option, pattern in 2 * tuple(zip(found, patterns, strict=True)):  # In any order.
+        match = re.fullmatch(rf"(.*)@({pattern})", path, re.DOTALL | re.IGNORECASE)
+        if match and not found[option] and not os.path.exists(os.path.expanduser(path)):
+            path, found[option] = match[1], match[2].lower()
     path = Path(os.path.abspath(os.path.expanduser(path)))
     return Named(path, found["size"], found["colour"], content)
 
@@ -214,6 +214,11 @@ class FolderBuilder(ImageBuilder):
             f"{copies}: {count}, such as {first} of {other}; delete one of each"
             for copies, (count, first, other) in facts.shared.items()
         ]
+        if "novel" in facts.classes:
+            lines.append(
+                "the splits have no class in common: they are base and novel classes. Few-shot "
+                "protocols evaluate on the novel ones; `folder` trains on images of all"
+            )
         if pairs := alike(name for of in facts.classes.values() for name in of):
             shown = ", ".join(f"{first!r} and {second!r}" for first, second in pairs[:3])
             lines.append(f"classes that differ in case or spaces alone: {shown}")
@@ -344,7 +349,8 @@ def _stamp(path: Path) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=8)
 def _examine(path: Path, background: str, stamp: tuple[int, ...]) -> tuple[_Listing | None, _Facts]:
     """What a folder has; of one that is gone, what it last had, without a listing."""
-    place = os.fsencode(path) + f"@{background}".encode() * (background != WHITE)
+    # No path has a character 0.
+    place = os.fsencode(path) + f"\0{background}".encode() * (background != WHITE)
     at_path = f"at-{hashlib.sha256(place).hexdigest()[:24]}"
     known = _remembered(at_path)
     if known is not None and not path.exists():
@@ -428,14 +434,13 @@ def _classified(root: Path, splits: dict[str, Split], lines: list[str]) -> _List
     names = [set(split.classes) for split in splits.values() if isinstance(split, ClassSplit)]
     if len(set.union(*names)) < 2:
         (name,) = names[0]
-        inside = list_folders(root / name) if (root / name).is_dir() else ()
-        hint = f"; for its {len(inside)} folders, set {PREFIX}{readable(root / name)}" * bool(
-            inside
-        )
+        inside = [f for own in list_folders(root) if own.name == name for f in list_folders(own)]
+        hint = f"; for its {len(inside)} folders, set {PREFIX}{readable(root / name)}"
+        hint *= bool(inside)
         hint = hint or "; add images of another class"
         raise ConfigError(f"{readable(root)} has images of one class only, {name!r}{hint}")
     for first, second in alike(name for own in names for name in sorted(own)):
-        if "train" in splits and not any({first, second} <= own for own in names):
+        if "train" in splits and any(len({first, second} & own) == 1 for own in names):
             where = next(at for at, own in zip(splits, names, strict=True) if second in own)
             raise ConfigError(
                 f"{readable(root)}: the class {second!r} of {where} is {first!r} in another split, "
@@ -445,7 +450,6 @@ def _classified(root: Path, splits: dict[str, Split], lines: list[str]) -> _List
     disjoint = len(splits) > 1 and sum(map(len, names)) == len(set.union(*names))
     if disjoint and "train" in splits:
         # The layout of most few-shot data sets.
-        lines = [*lines, "the splits have no class in common: they are base and novel classes"]
         renamed = {"train": "base", "validation": "validation", "test": "novel"}
         splits = {renamed[split]: found for split, found in splits.items()}
         if "novel" not in splits:
