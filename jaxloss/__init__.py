@@ -70,7 +70,7 @@ Dtypes:
 
 Distances:
   They come from inner products. The error of a squared distance D of rows x and y is up to
-  `16 ε (‖x − c‖² + D)`, with ε = 1.2e-7 in float32 and the mean c of all references. So if groups of
+  `16 ε (‖x − c‖² + D)`, with ε = 1.2e-7 in float32 and c the mean of the references. If groups of
   rows are a thousand times as far apart as the rows within a group, distances within a group are
   rounding errors: divide features by their norms, or compute in float64. In `retrieval_metrics` and
   in semi-hard and all triplets, c is near most rows, even if a few are far away. The distances of

@@ -702,6 +702,6 @@ def test_size_and_colour_in_any_order_and_a_path_of_the_same_letters(tmp_path):
 
 def test_a_case_that_differs_in_one_of_three_splits_is_named(tmp_path):
     for split, names in {"train": ("Cat",), "validation": ("Cat", "cat"), "test": ("cat",)}.items():
-        put(tmp_path / split, {name: 2 for name in (*names, "dog")})
-    with pytest.raises(ExperimentError, match="'cat' .* 'Cat'|'Cat' .* 'cat'"):
+        put(tmp_path / split, dict.fromkeys((*names, "dog"), 2))
+    with pytest.raises(ExperimentError, match=r"'cat' .* 'Cat'|'Cat' .* 'cat'"):
         remarks(tmp_path)
