@@ -93,31 +93,51 @@ def _key(leaf: Any) -> Any:
     """Returns what tells a leaf from others. 1 is not True. A number that may change has no value.
 
     A function that is defined anew for each call, such as a lambda in the body of a loss, is what
-    its code is, and the constants that it reads from the body. The program keeps the function, and
-    so its code, of which there is only one at this place.
+    its code is, and what it reads. The program keeps the function, and so its code, of which there
+    is only one at this place.
     """
     if isinstance(leaf, partial):
         return partial, _key(leaf.func), *map(_key, leaf.args), _keys(leaf.keywords)
     read = _read(leaf)
-    if read is None:
+    if read is None or _is_own(leaf):
         return type(leaf), None if isinstance(leaf, checks.Known) else leaf
-    return id(leaf.__code__), *map(_key, read), _keys(leaf.__kwdefaults__ or {})
+    return id(leaf.__code__), *map(_key, read)
 
 
-def _read(function: Any) -> tuple[Any, ...] | None:
-    """Returns what a local function reads from where it is defined; None if it is another leaf.
+def _is_own(function: Any) -> bool:
+    """Whether a function is one of the library. A decorator copies its module, not its globals."""
+    module = getattr(function, "__globals__", {}).get("__name__", "")
+    if module.startswith("jaxtyping."):  # Its import hook decorates all functions of a package.
+        module = function.__module__
+    return module.startswith("jaxloss.")
 
-    Also None if it reads anything but constants and functions.
+
+def _read(function: Any, seen: frozenset[Any] = frozenset()) -> tuple[Any, ...] | None:
+    """Returns the constants and functions that a function reads besides its arguments.
+
+    None if it may read something that changes, or is no plain function.
     """
-    if not inspect.isfunction(function) or "<locals>" not in function.__qualname__:
+    if not inspect.isfunction(function) or function in seen:
         return None
+    codes = [function.__code__]
+    for code in codes:
+        codes += [inner for inner in code.co_consts if inspect.iscode(inner)]
+    names = {name for code in codes for name in code.co_names}
     try:
-        cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
+        read = [cell.cell_contents for cell in function.__closure__ or ()]
     except ValueError:  # Not assigned yet.
         return None
-    read = *cells, *(function.__defaults__ or ())
-    known = (isinstance(x, _CONSTANTS) or inspect.isfunction(x) for x in read)
-    return read if all(known) else None
+    read += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    read += [function.__globals__[name] for name in sorted(names & function.__globals__.keys())]
+    read = [x for x in read if not (inspect.ismodule(x) and x.__name__ in _PURE_MODULES)]
+    for value in read:
+        known = isinstance(value, _CONSTANTS) or _is_own(value)
+        if not known and _read(value, seen | {function}) is None:
+            return None
+    return tuple(read)
+
+
+_PURE_MODULES = ("jax", "jax.numpy", "jax.nn", "jax.lax", "numpy", "math", "jaxloss")
 
 
 def _keys(values: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -145,9 +165,8 @@ def compiled_once(function: Function, *, of_statistics: bool = False) -> Functio
 
     Args:
       function: Its arguments are arrays, constants and functions.
-      of_statistics: Whether its arguments hold functions of others, as those of pairs do. Like the
-        body of a loop in JAX, each must compute the same whenever it is called. Scalar arrays are
-        then no hyperparameters, whose range is checked.
+      of_statistics: Whether its arguments hold functions of others, as those of pairs do. Scalar
+        arrays are then no hyperparameters, whose range is checked.
     """
     signature = inspect.signature(function)
 
@@ -171,14 +190,13 @@ def _checked(arguments: Mapping[str, Any], of_statistics: bool) -> dict[str, Any
     """Returns the arguments as arrays, constants, and pytrees of them.
 
     Raises an exception for what must not be compiled: arguments of which a traced one hides an
-    error, and functions of others, which may read something that changes. Those of statistics may
-    not be local ones that read arrays, which would be compiled anew by each call.
+    error, and functions of others, which may read something that changes. Those of statistics are
+    looked at.
     """
 
     def function(value: Any) -> Any:
-        own = getattr(value, "__module__", "").startswith("jaxloss.")
-        is_local = "<locals>" in getattr(value, "__qualname__", "")
-        if not own and (not of_statistics or (is_local and _read(value) is None)):
+        plain = value.func if isinstance(value, partial) else value
+        if not _is_own(plain) and (not of_statistics or _read(plain) is None):
             raise TypeError(f"{value} may read something that changes")
         return value
 
@@ -196,12 +214,12 @@ def _checked(arguments: Mapping[str, Any], of_statistics: bool) -> dict[str, Any
             return checks.as_array(name, value)
         if not isinstance(value, (jax.Array, *_CONSTANTS)):
             return function(value)
-        return checks.Known(value) if isinstance(value, float | np.floating) else value
+        return checks.Known(float(value)) if isinstance(value, float | np.floating) else value
 
     return {name: checked(name, value) for name, value in arguments.items()}
 
 
 def _is_known_number(array: Array | np.ndarray) -> bool:
-    """Whether an array is a scalar of which the value is known. A random key is none."""
-    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return not array.ndim and not is_key and not isinstance(array, Tracer)
+    """Whether an array is a hyperparameter of which the value is known."""
+    is_float = jnp.issubdtype(array.dtype, jnp.floating)
+    return is_float and not array.ndim and not isinstance(array, Tracer)

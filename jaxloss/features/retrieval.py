@@ -126,7 +126,9 @@ def retrieval_metrics(
     number = jnp.maximum(sum_over(jnp.sum(counted), axis_name), 1)
 
     def mean(values: Float[Array, " n *k"]) -> Float[Array, " *k"]:
-        total = jnp.tensordot(counted, values, axes=1, precision=float32_precision())
+        if values.ndim == 2:  # One by one: XLA for CPUs adds up columns in a less exact way.
+            return jnp.stack([mean(column) for column in values.T])
+        total = jnp.dot(counted, values, precision=float32_precision())
         return sum_over(total, axis_name) / number
 
     return jax.tree.map(mean, values)

@@ -592,9 +592,8 @@ def robust_multilabel_loss(
     # Two hinges, of which the second would lose what their difference is beside a large margin.
     to_ramp = jnp.where(past, 1 - ramp, jnp.where(near, 1 - margins, 0))
     beyond = jnp.sum(jnp.where(past, ramp - margins, 0), axis=1)
-    of_pairs, beyond_of_pairs = _ranked_ramps(logits, targets, ramp)
-    values = of_pairs + binary_weight * jnp.sum(to_ramp, axis=1)
-    values = values + leak * (beyond_of_pairs + binary_weight * beyond)
+    binary = jnp.sum(to_ramp, axis=1) + leak * beyond
+    values = _ranked_ramps(logits, targets, ramp, leak) + binary_weight * binary
     defined = jnp.any(targets >= 0, axis=1)
     return reduce(values, defined, sample_weights, reduction, axis_name)
 
@@ -643,45 +642,44 @@ def _rank_weights(
 
 
 def _ranked_ramps(
-    logits: Float[Array, "n C"], targets: Float[Array, "n C"], ramp: Number
-) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-    """Returns the sums of `H(r_p) (1 − max(t, s))` and `H(r_p) (s − t)`, where these are positive.
+    logits: Float[Array, "n C"], targets: Float[Array, "n C"], ramp: Number, leak: Number
+) -> Float[Array, " n"]:
+    """Returns the sums of `H(r_p) ρ(t)` over the pairs, where t is `z_p − z_k`.
 
-    Here t is `z_p − z_k`. The loop over classes computes the values from differences, and the sums
-    of weights that are their gradients.
+    The loop over classes computes the values from differences, and the weights that are their
+    derivatives by the logits, by s and by λ.
     """
     negative, fixed = targets == 0, lax.stop_gradient(logits)
-    end, harmonic = lax.stop_gradient(ramp), _harmonic(logits)
+    end, slope, harmonic = *lax.stop_gradient((ramp, leak)), _harmonic(logits)
 
     def visit(
-        sums: tuple[Float[Array, "n C"], ...],
+        sums: tuple[
+            Float[Array, "n C"], Float[Array, " n"], Float[Array, " n"], Float[Array, " n"]
+        ],
         column: tuple[Float[Array, " n"], Bool[Array, " n"]],
-    ) -> tuple[tuple[Array, ...], list[Array]]:
+    ) -> tuple[Any, Array]:
         logit, is_positive = column
         gaps = logit[:, None] - fixed
         violated = negative & is_positive[:, None] & (gaps < 1)
+        past = violated & (gaps < end)
         weight = harmonic[jnp.sum(violated, axis=1, dtype=jnp.int32)]
-        past, near = violated & (gaps < end), violated & ~(gaps < end)
-        masks = near, past
-        sums = tuple(w + jnp.where(m, weight[:, None], 0) for w, m in zip(sums, masks, strict=True))
-        numbers = [jnp.sum(mask, axis=1, dtype=fixed.dtype) for mask in masks]
-        to_ramp = jnp.sum(jnp.where(near, 1 - gaps, 0), axis=1) + numbers[1] * (1 - end)
-        beyond = jnp.sum(jnp.where(past, end - gaps, 0), axis=1)
-        return sums, [weight * x for x in (to_ramp, beyond, *numbers)]
+        slopes = jnp.where(past, slope, jnp.where(violated, 1, 0)) * weight[:, None]
+        to_ramp = jnp.where(past, 1 - end, jnp.where(violated, 1 - gaps, 0))
+        beyond = weight * jnp.sum(jnp.where(past, end - gaps, 0), axis=1)
+        number = weight * jnp.sum(past, axis=1, dtype=fixed.dtype)
+        value = weight * jnp.sum(to_ramp, axis=1) + slope * beyond
+        new = (slopes, value, beyond, number)
+        return jax.tree.map(jnp.add, sums, new), jnp.sum(slopes, axis=1)
 
     zeros = jnp.where(negative, jnp.zeros((), fixed.dtype), 0)
-    of_negatives, found = lax.scan(visit, (zeros, zeros), (fixed.T, (targets > 0).T))
-    to_ramp, beyond, of_near, of_past = (x.T for x in found)
-    moved = _change(logits)
-    moved_end = jnp.sum(of_past, axis=1) * _change(jnp.asarray(ramp, fixed.dtype))
-
-    def total(value: Array, of_positives: Array, of_negatives: Array) -> Float[Array, " n"]:
-        # NaN has no rank. Returning it as the weight makes its gradient NaN as well.
-        of_positives = jnp.where(jnp.isnan(fixed), fixed, of_positives)
-        return jnp.sum(value + (of_negatives - of_positives) * moved, axis=1)
-
-    near = total(to_ramp, of_near, of_negatives[0]) - moved_end
-    return near, total(beyond, of_past, of_negatives[1]) + moved_end
+    start = (zeros, *3 * (zeros[:, 0],))
+    columns = (fixed.T, (targets > 0).T)
+    (of_negatives, value, beyond, number), of_positives = lax.scan(visit, start, columns)
+    # NaN has no rank. Returning it as the weight makes its gradient NaN as well.
+    of_positives = jnp.where(jnp.isnan(fixed), fixed, of_positives.T)
+    moved = jnp.sum((of_negatives - of_positives) * _change(logits), axis=1)
+    moved_end, moved_slope = (_change(jnp.asarray(x, fixed.dtype)) for x in (ramp, leak))
+    return value + moved + (slope - 1) * number * moved_end + beyond * moved_slope
 
 
 def _change(x: Float[Array, " *shape"]) -> Float[Array, " *shape"]:

@@ -154,42 +154,51 @@ def margin_softmax_loss(
     is_target = is_own_class(labels, logits.shape[1]) & valid[:, None]
     own = jnp.sum(jnp.where(is_target, logits, 0), axis=1)
     lowered_by = lowering(margins, own)
-    # Beside a large logit, digits of the margin are lost. They come after the difference.
-    fixed, margin = lax.stop_gradient((own, jnp.asarray(lowered_by, own.dtype)))
-    lost = (fixed - (fixed - margin)) - margin
-    lost = jnp.where(jnp.abs(scale * lost) < 80, lost, 0)[:, None]  # Its exponential is finite.
+    is_zero, margin = isinstance(lowered_by, float) and lowered_by == 0, lowered_by
     is_traced = isinstance(scale, jax.Array)
     if isinstance(lowered_by, jax.Array):
         is_traced = is_traced or lowered_by.ndim == 0
         lowered_by = lowered_by[:, None] if lowered_by.ndim == 1 else lowered_by
     lowered = jnp.where(is_target, logits - lowered_by, logits)
-    rest = jnp.where(is_target, lost, 0)
     if is_traced:
-        relative, log_total = relative_to_peak(lowered, valid, rest, scale)
+        relative, log_total = relative_to_peak(lowered, valid, scale)
     else:  # This keeps no array of the differences for the gradient.
-        relative, log_total = relative_to_peak(scale * lowered, valid, scale * rest)
-    values = cross_entropy(relative, log_total, labels, valid)
+        relative, log_total = relative_to_peak(scale * lowered, valid)
+    lost = None if is_zero else scale * _lost_beside(_at_own_class(logits, labels), margin)
+    values = cross_entropy(relative, log_total, labels, valid, lost)
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
 
 def relative_to_peak(
     logits: Float[Array, "n C"],
     valid: Bool[Array, " n"],
-    rest: Float[Array, "n C"] | None = None,
     scale: Number | None = None,
 ) -> tuple[Float[Array, "n C"], Float[Array, " n"]]:
     """Returns `a − max a` and `log Σ e^{a − max a}` of the logits or the scaled logits a.
 
     They are zeros and `log C` in rows that are not valid. The maximum reads the logits as they are.
-    Zeros in the invalid rows would be another array. The rest is what logits have been rounded by.
+    Zeros in the invalid rows would be another array.
     """
     peak = jnp.where(valid, jnp.max(lax.stop_gradient(logits), axis=1), 0)
-    relative = logits - peak[:, None]
-    relative = jnp.where(valid[:, None], relative if rest is None else relative + rest, 0)
+    relative = jnp.where(valid[:, None], logits - peak[:, None], 0)
     # Its derivative sees no invalid row, and no product of large numbers.
     if scale is not None:
         relative = unless_left_out(scale, relative) * relative
     return relative, jnp.log(jnp.sum(jnp.exp(relative), axis=1))
+
+
+def _at_own_class(values: Float[Array, "n C"], labels: Integer[Array, " n"]) -> Float[Array, " n"]:
+    """Returns the value at the label of each row; of the nearest class, if there is none."""
+    in_range = jnp.clip(labels, 0, values.shape[1] - 1)
+    return jnp.take_along_axis(values, in_range[:, None], axis=1)[:, 0]
+
+
+def _lost_beside(
+    own: Float[Array, " n"], margin: Number | Float[Array, " n"]
+) -> Float[Array, " n"]:
+    """Returns the digits of a margin that are lost where it is subtracted from a large logit."""
+    own, margin = lax.stop_gradient((own, jnp.asarray(margin, own.dtype)))
+    return (own - (own - margin)) - margin
 
 
 def cross_entropy(
@@ -197,11 +206,22 @@ def cross_entropy(
     log_total: Float[Array, " n"],
     labels: Integer[Array, " n"],
     valid: Bool[Array, " n"],
+    lost: Float[Array, " n"] | None = None,
 ) -> Float[Array, " n"]:
-    """Returns `−log p_y` from the results of `relative_to_peak`; NaN if a label is C or more."""
+    """Returns `−log p_y` from the results of `relative_to_peak`; NaN if a label is C or more.
+
+    If the target's logit has been rounded by more than a little, what was lost is added to it.
+    """
     num_classes = relative.shape[1]
-    in_range = jnp.clip(labels, 0, num_classes - 1)
-    own = jnp.take_along_axis(relative, in_range[:, None], axis=1)[:, 0]
+    own = _at_own_class(relative, labels)
+    if lost is not None:
+        # Below, rounding is as large; above, nothing is left of the margin, and e^80 is finite.
+        matters = valid & (jnp.abs(lost) > 1e-5) & (jnp.abs(lost) < 80)
+        moved = own + jnp.where(matters, lost, 0)
+        others = jnp.where(matters, jnp.exp(log_total) - jnp.exp(own), 0)
+        total = jnp.maximum(others, 0) + jnp.exp(moved)
+        log_total = jnp.where(matters, jnp.log(jnp.where(matters, total, 1)), log_total)
+        own = moved
     return nan_where_no_class(log_total - own, labels, valid, num_classes)
 
 

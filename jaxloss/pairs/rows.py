@@ -146,12 +146,13 @@ def centered(
     """Returns the rows relative to a center of the references.
 
     The center is near most of them, even if a few are far away: a mean of them would take the
-    digits of all others. It is rounded, so that it does not depend on the order of the rows, and
-    rows of whole numbers stay exact: equal distances are then equal numbers.
+    digits of all others. It is rounded to a part of their spread, so that it does not depend on the
+    order of the rows, and rows of whole numbers stay exact: equal distances are then equal numbers.
     """
     rows = lax.stop_gradient(references or anchors)
     center = center_of(rows, axis_name)
     number = sum_over(jnp.sum(rows.valid, dtype=center.dtype), axis_name)
+    spread = jnp.zeros_like(number)
     for _ in range(2):  # Means of weights that fall with the squared distance.
         squares = jnp.sum((rows.features - center[None, :]) ** 2, axis=1)
         squares = jnp.where(rows.valid, squares, 0)
@@ -160,8 +161,12 @@ def centered(
         weights = weights / jnp.where(weights > 0, squares + floor, 1)
         total = sum_over(jnp.sum(weights), axis_name)
         moved = sum_over(jnp.sum(weights[:, None] * rows.features, axis=0), axis_name)
-        center = jnp.where(total > 0, moved / jnp.where(total > 0, total, 1), center)
-    center = lax.reduce_precision(center, jnp.finfo(center.dtype).nexp, 7)[None, :]
+        total_or_1 = jnp.where(total > 0, total, 1)
+        center = jnp.where(total > 0, moved / total_or_1, center)
+        spread = sum_over(jnp.sum(weights * squares), axis_name) / (total_or_1 * center.shape[0])
+    _, exponent = jnp.frexp(jnp.sqrt(jnp.where((spread > 0) & (spread < jnp.inf), spread, 1)))
+    grid = jnp.ldexp(jnp.ones_like(spread), exponent - 4)
+    center = (jnp.round(center / grid) * grid)[None, :]
     if references is not None:
         references = references._replace(features=references.features - center)
     return anchors._replace(features=anchors.features - center), references

@@ -165,7 +165,7 @@ def test_a_function_that_reads_a_changing_number_is_called_each_time():
 
 def test_a_changing_number_compiles_once(caplog):
     """A second value makes it an argument of the program; its range is checked as before."""
-    loss = partial(jaxloss.circle_loss, X, LABELS, block_size=5)
+    loss: Any = partial(jaxloss.circle_loss, X, LABELS, block_size=5)
     for scale in (2.0, 3.0):
         loss(scale=scale)
     assert compilations(caplog, partial(loss, scale=np.float32(4.0))) == 0
@@ -185,6 +185,44 @@ def test_a_changing_number_compiles_once(caplog):
         direct_sum()
     assert compilations(caplog, sums[2]) == 0
     np.testing.assert_allclose(sums[2](), jax.jit(sums[2])(), rtol=FLOAT32)
+
+
+def test_values_of_pairs_that_read_something_are_not_mixed_up(monkeypatch):
+    """What a program is kept for has the numbers, objects and globals that its functions read."""
+
+    class Value:
+        def __init__(self, factor):
+            self.factor = factor
+
+        def value(self, similarities, same, _):
+            return self.factor * similarities
+
+    def total(value):
+        return float(jnp.sum(compare(X, LABELS).statistics((), Statistic(SUM, value))[0].negative))
+
+    def local(factor):
+        return lambda s, same, _: factor * s
+
+    once = total(local(1.0))
+    assert np.isclose(total(local(2.0)), 2 * once)
+    assert np.isclose(total(Value(1.0).value), once)
+    assert np.isclose(total(Value(2.0).value), 2 * once)
+    assert np.isclose(total(_times_global), once)
+    monkeypatch.setitem(globals(), "FACTOR", 2.0)
+    assert np.isclose(total(_times_global), 2 * once)
+
+
+FACTOR = 1.0
+
+
+def _times_global(similarities, same, _):
+    return FACTOR * similarities
+
+
+def test_integers_as_arrays_are_refused():
+    array: Any = jnp.array(3)
+    with harness.raises(TypeError, "`block_size` must be a Python integer, got ArrayImpl"):
+        jaxloss.nca_loss(X, LABELS, block_size=array)
 
 
 def test_programs_are_not_kept_without_limit(caplog):

@@ -1,6 +1,7 @@
 """The triplet loss: large classes, rows of NaN, and its memory."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -112,3 +113,15 @@ def test_second_derivatives(options):
         expected = (gradient(x + step * v) - gradient(x - step * v)) / (2 * step)
         assert value > 0
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.slow
+@every_mining
+def test_features_far_from_zero(mining):
+    """An offset of all rows takes digits of theirs, and no more of the distances."""
+    features, labels = make_rows(5)
+    far = features + 1e4
+    loss: Any = partial(jaxloss.triplet_loss, mining=mining, normalize=False)
+    with enable_x64(True):
+        expected = loss(np.asarray(far, np.float64), np.asarray(labels))
+    np.testing.assert_allclose(loss(far, labels), expected, rtol=16 * FLOAT32)
