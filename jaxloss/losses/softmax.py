@@ -198,7 +198,8 @@ def _lost_beside(
 ) -> Float[Array, " n"]:
     """Returns the digits of a margin that are lost where it is subtracted from a large logit."""
     own, margin = lax.stop_gradient((own, jnp.asarray(margin, own.dtype)))
-    return (own - (own - margin)) - margin
+    lost = (own - (own - margin)) - margin
+    return jnp.where(jnp.isfinite(lost), lost, 0)  # A traced scale multiplies it: 0 · NaN is NaN.
 
 
 def cross_entropy(
