@@ -151,10 +151,12 @@ def margin_softmax_loss(
         logits.dtype,
         logits.shape[1],
     )
-    is_target = is_own_class(labels, logits.shape[1]) & valid[:, None]
-    own = jnp.sum(jnp.where(is_target, logits, 0), axis=1)
+    is_target = is_own_class(labels, logits.shape[1])
+    own = jnp.sum(jnp.where(is_target & valid[:, None], logits, 0), axis=1)
     lowered_by = lowering(margins, own)
-    is_zero, margin = isinstance(lowered_by, float) and lowered_by == 0, lowered_by
+    # Angles are for cosines, which are not large.
+    is_exact = margins.angle is not None or (isinstance(lowered_by, float) and lowered_by == 0)
+    margin = lowered_by
     is_traced = isinstance(scale, jax.Array)
     if isinstance(lowered_by, jax.Array):
         is_traced = is_traced or lowered_by.ndim == 0
@@ -164,7 +166,7 @@ def margin_softmax_loss(
         relative, log_total = relative_to_peak(lowered, valid, scale)
     else:  # This keeps no array of the differences for the gradient.
         relative, log_total = relative_to_peak(scale * lowered, valid)
-    lost = None if is_zero else scale * _lost_beside(_at_own_class(logits, labels), margin)
+    lost = None if is_exact else scale * _lost_beside(_at_own_class(logits, labels), margin)
     values = cross_entropy(relative, log_total, labels, valid, lost)
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
@@ -199,7 +201,8 @@ def _lost_beside(
     """Returns the digits of a margin that are lost where it is subtracted from a large logit."""
     own, margin = lax.stop_gradient((own, jnp.asarray(margin, own.dtype)))
     lost = (own - (own - margin)) - margin
-    return jnp.where(jnp.isfinite(lost), lost, 0)  # A traced scale multiplies it: 0 · NaN is NaN.
+    # A traced scale multiplies it: 0 · NaN is NaN. Of more, nothing is left of the margin.
+    return jnp.where(jnp.abs(lost) < 80, lost, 0)
 
 
 def cross_entropy(
