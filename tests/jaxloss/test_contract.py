@@ -252,7 +252,8 @@ def test_hyperparameters_beside_infinite_and_largest_logits(row):
         return (np.where(some[:, None] & (own > 0), high, logits), labels)
 
     extremes = [(-np.inf, 1e4)]
-    extremes += [(-largest, largest)] if row.takes_logits else []
+    # An angle moves a cosine by a share of it: one of 1e308 by more than a rounding error of 1e292.
+    extremes += [(-largest, largest)] if row.takes_logits and "angles" not in row.name else []
     extremes += [(-np.inf, np.inf)] if row.multi_hot else []
     value, expected = by_numbers(row, batch._replace(args=args(-1e4, 1e4)))
     for low, high in extremes:
