@@ -141,14 +141,14 @@ def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
     parts, batch_size = protocol.parts(folders), config.sampling.batch_size
     counts_by_split = {split: part.counts() for split, part in parts.items()}
     training_counts = counts_by_split[protocol.splits[0]]
-    multi_label = is_multi_label(config.data.name)  # Images are not drawn by class.
+    multi_label = is_multi_label(config.data.name)
     size = parts[protocol.splits[0]].size if multi_label else int(training_counts.sum())
     if batch_size > size and parse_strategy(config.sampling.strategy) is None:
         raise ConfigError(
             f"sampling.batch_size = {batch_size} must be at most {size}, the number of training "
             f"images of {config.data.name}; set --sampling.batch-size {size}, or add images"
         )
-    if not multi_label:
+    if not multi_label:  # Else, images are not drawn by class.
         index = index_classes(labels_of(training_counts))
         draw_batch(  # Raises if the data cannot give a batch.
             index, config.sampling.strategy, batch_size, seed=config.seed, step=0

@@ -209,8 +209,8 @@ class RestoredRun:
     validation: float | None
     """What the best checkpoint is chosen by."""
     notes: list[str]
-    """Sentences for the report, on checkpoints that `load_run` found damaged, on the data, on
-    initial weights, and on another version that trained the run."""
+    """Sentences for the report, on checkpoints that `load_run` found damaged, on initial weights,
+    and on another version that trained the run."""
 
     @cached_property
     def outputs(self) -> Callable[..., Outputs]:

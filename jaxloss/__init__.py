@@ -78,9 +78,9 @@ Distances:
 
 Outside of `jax.jit`:
   The first call compiles a function as a whole, for its options, shapes and dtypes; later calls run
-  the program. A number that changes, such as a temperature, costs one more compilation. The
-  programs of the latest 16 options are kept. Of a loss of your own, the statistics of pairs are
-  compiled in the same way; everything else runs operation by operation.
+  the program. A number that changes, such as a temperature, costs one more compilation. Programs
+  are kept for the latest 16 combinations of options. Of a loss of your own, the statistics of pairs
+  are compiled in the same way; everything else runs operation by operation.
 
 Errors:
   All arguments are checked when a function is traced. A wrong dtype raises `TypeError`. A wrong

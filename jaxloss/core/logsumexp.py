@@ -120,11 +120,12 @@ def softplus_where(condition: Bool[Array, " n"], x: Float[Array, " n"]) -> Float
     return jnp.where(condition, softplus(jnp.where(condition, x, 0)), 0)
 
 
-def difference_where(
+def softplus_of_gap_where(
     condition: Bool[Array, " n"], a: Float[Array, " n"], b: Float[Array, " n"]
 ) -> Float[Array, " n"]:
-    """Returns `a − b`, and 0 where the condition is False: there, both may be -inf."""
-    return jnp.where(condition, a, 0) - jnp.where(condition, b, 0)
+    """Returns `log(1 + e^(a − b))`, and 0 where the condition is False: there, both may be -inf."""
+    gaps = jnp.where(condition, a, 0) - jnp.where(condition, b, 0)
+    return jnp.where(condition, softplus(gaps), 0)
 
 
 def finite_from_below(values: Float[Array, " *shape"]) -> Float[Array, " *shape"]:

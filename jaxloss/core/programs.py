@@ -98,8 +98,8 @@ def _key(leaf: Any) -> Any:
     """
     if isinstance(leaf, partial):
         return partial, _key(leaf.func), *map(_key, leaf.args), _keys(leaf.keywords)
-    read = _read(leaf)
-    if read is None or _is_own(leaf):
+    read = None if _is_own(leaf) else _read(leaf)
+    if read is None:
         return type(leaf), None if isinstance(leaf, checks.Known) else leaf
     return id(leaf.__code__), *map(_key, read)
 
@@ -169,7 +169,6 @@ def compiled_once(function: Function, *, of_statistics: bool = False) -> Functio
         arrays are then no hyperparameters, whose range is checked.
     """
     signature = inspect.signature(function)
-
     compiled = functools.lru_cache(maxsize=_KEPT)(_Compiled)
 
     @functools.wraps(function)

@@ -143,11 +143,11 @@ def _of_block(pairs: Pairs, ks: tuple[int, ...]) -> tuple[Bool[Array, " a"], Ret
     size = jnp.sum(pairs.positives, axis=1, dtype=distances.dtype)[:, None]
     ranks = jnp.arange(1, hits.shape[1] + 1, dtype=distances.dtype)[None, :]
     tied = _tied(distances, hits, ranks)
-    # Whether a rank is a hit, and also some rank before it, in the mean over all orders.
+    # Over all orders: how often a rank is a hit, and the mean precision at it where it is one.
     hit = tied.hits / tied.number
     rivals = jnp.maximum(tied.number - 1, 1)
     precision = (1 + tied.found + tied.before * (tied.hits - 1) / rivals) / ranks
-    # The ranks of a tie are drawn one after the other: whether this one misses if those before do.
+    # How often a rank is no hit, if those of its tie before it are none.
     left = tied.number - tied.before
     missed = jnp.maximum(left - tied.hits, 0) / left
     relevant = ranks <= size

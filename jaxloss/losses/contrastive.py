@@ -11,12 +11,7 @@ from jaxtyping import Bool, Float, Integer, Real
 from jaxloss.core import checks
 from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.checks import Number
-from jaxloss.core.logsumexp import (
-    difference_where,
-    inverse_if_known,
-    softplus,
-    softplus_where,
-)
+from jaxloss.core.logsumexp import inverse_if_known, softplus, softplus_of_gap_where
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.comparison import compare
 from jaxloss.pairs.fused import in_two_stages
@@ -158,7 +153,7 @@ def supervised_contrastive_loss(
 def _against_negatives(sums: ByClass) -> Float[Array, " n"]:
     """Returns by how much the log-sum-exp of all logits exceeds that of the positives."""
     defined = sums.has_positive & sums.has_negative
-    return softplus_where(defined, difference_where(defined, sums.negative, sums.positive))
+    return softplus_of_gap_where(defined, sums.negative, sums.positive)
 
 
 def _overlap(similarities: Float[Array, "a b"], overlaps: Array, _: Array) -> Float[Array, "a b"]:

@@ -59,9 +59,14 @@ def margins_of_samples(
         return jnp.where(valid, value, 0) if jnp.ndim(value) else value
 
     cosine = total("margin", margin, sample_margin)
-    radians: dict[str, Any] = {"at_least": 0, "at_most": math.pi}
-    radians["hint"] = "; it is an angle in radians, such as np.radians(28.6)"
-    angle = total("angular_margin", angular_margin, sample_angular_margin, **radians)
+    angle = total(
+        "angular_margin",
+        angular_margin,
+        sample_angular_margin,
+        at_least=0,
+        at_most=math.pi,
+        hint="; it is an angle in radians, such as np.radians(28.6)",
+    )
     return Margins(cosine, None if isinstance(angle, float) and angle == 0 else angle)
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Integer
 from jaxloss.core import checks
 from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.checks import Number
-from jaxloss.core.logsumexp import difference_where, softplus_where
+from jaxloss.core.logsumexp import softplus_of_gap_where, softplus_where
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.comparison import Comparison, compare
 from jaxloss.pairs.metrics import Watched, contrastive_metrics, watched
@@ -92,7 +92,7 @@ def nca_loss(
     sums, *found = pairs.statistics(jnp.asarray(temperature), logits, *others)
     # −log(p / (p + q)) = softplus(log q − log p) does not cancel for a small loss.
     defined = sums.has_positive & sums.has_negative
-    values = softplus_where(defined, difference_where(defined, sums.negative, sums.positive))
+    values = softplus_of_gap_where(defined, sums.negative, sums.positive)
     # Without a negative, the loss is 0 or NaN: a NaN in a sample that counts is not hidden.
     own = jnp.where(sums.has_positive, sums.positive, 0)
     values = values + jnp.where(sums.has_negative, 0, own - own)

@@ -683,7 +683,10 @@ def _ranked_ramps(
 
 
 def _change(x: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
-    """Returns 0 with the derivative of x, unless x is infinite: the slope of a value is known."""
+    """Returns 0 with a derivative of 1 by x, which a factor turns into a slope that is known.
+
+    The derivative is 0 where x is infinite.
+    """
     finite = jnp.where(jnp.isinf(x), 0, x)
     return finite - lax.stop_gradient(finite)
 

@@ -154,9 +154,10 @@ def margin_softmax_loss(
     is_target = is_own_class(labels, logits.shape[1])
     own = jnp.sum(jnp.where(is_target & valid[:, None], logits, 0), axis=1)
     lowered_by = lowering(margins, own)
+    lost = None
     # Angles are for cosines, which are not large.
-    is_exact = margins.angle is not None or (isinstance(lowered_by, float) and lowered_by == 0)
-    margin = lowered_by
+    if margins.angle is None and not (isinstance(lowered_by, float) and lowered_by == 0):
+        lost = scale * _lost_beside(_at_own_class(logits, labels), lowered_by)
     is_traced = isinstance(scale, jax.Array)
     if isinstance(lowered_by, jax.Array):
         is_traced = is_traced or lowered_by.ndim == 0
@@ -166,15 +167,12 @@ def margin_softmax_loss(
         relative, log_total = relative_to_peak(lowered, valid, scale)
     else:  # This keeps no array of the differences for the gradient.
         relative, log_total = relative_to_peak(scale * lowered, valid)
-    lost = None if is_exact else scale * _lost_beside(_at_own_class(logits, labels), margin)
     values = cross_entropy(relative, log_total, labels, valid, lost)
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
 
 def relative_to_peak(
-    logits: Float[Array, "n C"],
-    valid: Bool[Array, " n"],
-    scale: Number | None = None,
+    logits: Float[Array, "n C"], valid: Bool[Array, " n"], scale: Number | None = None
 ) -> tuple[Float[Array, "n C"], Float[Array, " n"]]:
     """Returns `a − max a` and `log Σ e^{a − max a}` of the logits or the scaled logits a.
 

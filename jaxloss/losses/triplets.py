@@ -18,14 +18,7 @@ from jaxloss.core.logsumexp import softplus
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.queue import Queue, reference_rows
 from jaxloss.pairs.row_blocks import Pairs, over_row_blocks
-from jaxloss.pairs.rows import (
-    Rows,
-    anchors_and_references,
-    are_low,
-    center_of,
-    centered,
-    scaled,
-)
+from jaxloss.pairs.rows import Rows, anchors_and_references, are_low, center_of, centered, scaled
 from jaxloss.pairs.visits import Sides, largest_of, rows_at
 
 Mining: TypeAlias = Literal["hard", "semihard", "all"]

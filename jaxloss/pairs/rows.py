@@ -8,13 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
-from jaxloss.core.batch import (
-    AxisName,
-    comparable,
-    own_positions,
-    sum_over,
-    zero_invalid,
-)
+from jaxloss.core.batch import AxisName, comparable, own_positions, sum_over, zero_invalid
 from jaxloss.core.linear import distances_of_squares, l2_normalize, power_of_two_scaled, widen
 from jaxloss.core.products import Low, low_dtypes, nearest
 

@@ -74,8 +74,10 @@ def other(monkeypatch):
 
 
 def test_the_command_writes_what_classifiers_on_the_features_give(
-    few_shot_run, folders, other, tmp_path, capsys
+    few_shot_run, folders, other, tmp_path, capsys, monkeypatch
 ):
+    # Of the data that is evaluated, not of those of the run.
+    monkeypatch.setattr(builders.builder_class("drawings"), "remarks", lambda: ["drawn in haste"])
     directory, link = few_shot_run, tmp_path / "run"
     link.symlink_to(directory)
     given = ["linear", str(link / "checkpoints"), "--data", "drawings", "--holdout", "0.25"]
@@ -109,7 +111,7 @@ def test_the_command_writes_what_classifiers_on_the_features_give(
     assert report["command"].endswith("--data-dir " + str(folders.data_dir))
     assert report["run"]["label"] == "SCE"
     assert all(report[name] == report["run"][name] for name in ("version", "commit"))
-    assert report["notes"] == []
+    assert report["notes"] == ["Data: drawn in haste."]
 
     printed = capsys.readouterr().out
     assert "Images were resized from 40×44 to 32×32 pixels." in printed
