@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from errno import EINVAL
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -90,6 +91,25 @@ def writing(path: Path) -> Iterator[None]:
         if reason := full_disk(error):
             raise ExperimentError(f"cannot write {path}: {reason}") from error
         raise
+
+
+def regular(path: Path) -> Path:
+    """The path of a file that is to be read; an `OSError` for a pipe, a socket or a device.
+
+    To open a pipe, a process waits until another one writes to it. Folders and absent files have
+    the errors of `open`.
+    """
+    if not is_remote(path) and path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(EINVAL, "not a regular file", str(path))
+    return path
+
+
+def load_json(path: Path) -> Any:
+    """The value in a JSON file; an `OSError`, or a `ValueError` where it is none."""
+    try:
+        return json.loads(regular(path).read_bytes())
+    except RecursionError as error:
+        raise ValueError("lists or objects are nested too deeply") from error
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
