@@ -11,7 +11,8 @@ Common keywords:
   where: bool `[n]`. False marks padding. A padded sample has no effect, not even as a reference or
     in a class mean. By default no sample is padding. NaN and infinity do no harm there, but in the
     inputs of a network they reach its gradient: fill padded inputs with zeros.
-  sample_weights: floats `[n]`, the weights s ≥ 0 of the samples. By default all are 1.
+  sample_weights: floats `[n]`, the weights s ≥ 0 of the samples. By default all are 1. A
+    negative one of a sample that counts gives NaN.
   reduction: `"mean"` is `Σ s_i ℓ_i / Σ s_i`, `"sum"` is `Σ s_i ℓ_i`, `"none"` gives `s_i ℓ_i` as
     `[n]`. Both sums run over the samples that count; the others are 0 in `"none"`. If no sample
     counts, the mean is 0.

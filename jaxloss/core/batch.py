@@ -173,8 +173,14 @@ def shares(
 def _weights(mask: Bool[Array, " n"], sample_weights: Any, dtype: DTypeLike) -> Float[Array, " n"]:
     if sample_weights is None:
         return mask.astype(dtype)
-    sample_weights = checks.weights_of_samples(sample_weights, mask.shape[0])
-    return jnp.where(mask, sample_weights.astype(dtype), 0)
+    return jnp.where(mask, weights_of_samples(sample_weights, mask.shape[0], dtype), 0)
+
+
+def weights_of_samples(sample_weights: Any, samples: int, dtype: DTypeLike) -> Float[Array, " n"]:
+    """Returns `sample_weights`, checked, with NaN in place of negative ones."""
+    weights = checks.floating("sample_weights", sample_weights, "n")
+    checks.same_size("sample_weights", weights, "n", "n", samples, "the samples")
+    return weights.astype(dtype) + nan_where(weights < 0, dtype)
 
 
 def _total_weight(weights: Float[Array, " n"], axis_name: AxisName | None) -> Float[Array, ""]:

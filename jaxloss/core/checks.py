@@ -93,13 +93,6 @@ def same_size(
         )
 
 
-def weights_of_samples(sample_weights: Any, samples: int) -> Float[Array, " n"]:
-    """Returns `sample_weights` as an array with one weight for each sample."""
-    array = floating("sample_weights", sample_weights, "n")
-    same_size("sample_weights", array, "n", "n", samples, "the samples")
-    return array
-
-
 def same_rows(
     name: str, array: Shaped[Array, " ..."], other_name: str, other: Shaped[Array, " ..."]
 ) -> None:

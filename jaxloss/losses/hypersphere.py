@@ -14,7 +14,6 @@ from jaxloss.core.batch import (
     AxisName,
     Reduction,
     checked_rows,
-    labelled_rows,
     nan_where_no_class,
     reduce,
     sum_over,
@@ -55,8 +54,8 @@ def update_class_means(
       class_means: `[d, C]`, m before the update. Start with zeros: the first update then gives
         normalize(μ). Use float32, because bfloat16 rounds small updates to zero.
       features: `[n, d]`.
-      labels: `[n]`, class indices. Labels of C or more are ignored, because a NaN would stay in
-        the state. The losses return NaN for them.
+      labels: `[n]`, class indices. Labels of C or more, and rows that are not finite, are ignored,
+        because a NaN would stay in the state. The losses return NaN for them.
       decay: λ in [0, 1).
       where, axis_name: The common keywords of `jaxloss`.
 
@@ -80,7 +79,9 @@ def update_class_means(
       CVPR 2024, the authors' published code (moving averages; there of one sample of a class in a
       batch, added in place, so that its λ of 0.9 amounts to 0.95).
     """
-    features, labels, valid = labelled_rows(features, labels, where)
+    features, labels, valid = checked_rows("features", features, labels, where)
+    valid = valid & jnp.all(jnp.isfinite(features), axis=1)
+    features = zero_invalid(features, valid)
     class_means = checks.columns(
         "class_means", class_means, "d C", features.shape[1], f"`features` {features.shape}"
     )

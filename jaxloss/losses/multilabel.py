@@ -11,7 +11,15 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Real
 
 from jaxloss.core import checks
-from jaxloss.core.batch import AxisName, Reduction, max_over, nan_where, reduce, sum_over
+from jaxloss.core.batch import (
+    AxisName,
+    Reduction,
+    max_over,
+    nan_where,
+    reduce,
+    sum_over,
+    weights_of_samples,
+)
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import widen
 from jaxloss.core.logsumexp import finite_from_below, is_on, softplus
@@ -155,8 +163,7 @@ def class_wise_loss(
     logits, targets = _prepare(logits, targets, where)
     log_weights = 0.0
     if sample_weights is not None:
-        weights = checks.weights_of_samples(sample_weights, targets.shape[0])
-        weights = weights.astype(targets.dtype)[:, None]
+        weights = weights_of_samples(sample_weights, targets.shape[0], targets.dtype)[:, None]
         targets = jnp.where(weights == 0, -1, targets)  # Weight 0 removes a sample.
         used = jnp.any(targets >= 0, axis=1, keepdims=True)
         log_weights = jnp.log(jnp.where(used, weights, 1))

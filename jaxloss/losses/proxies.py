@@ -16,6 +16,7 @@ from jaxloss.core.batch import (
     is_own_class,
     nan_where_no_class,
     reduce,
+    weights_of_samples,
     zero_invalid,
 )
 from jaxloss.core.checks import Number
@@ -87,8 +88,8 @@ def proxy_anchor_loss(
     scale = checks.in_range("scale", scale, dtype, above=0)
     log_weights = jnp.zeros_like(similarities, shape=labels.shape)
     if sample_weights is not None:
-        weights = checks.weights_of_samples(sample_weights, labels.shape[0])
-        log_weights = jnp.log(jnp.where(valid, weights.astype(dtype), 1))
+        weights = weights_of_samples(sample_weights, labels.shape[0], dtype)
+        log_weights = jnp.log(jnp.where(valid, weights, 1))
     num_classes = proxies.shape[1]
     # A label of C or more would be a negative of all classes.
     visible = nan_where_no_class(jnp.ones_like(log_weights), labels, valid, num_classes)
@@ -203,7 +204,7 @@ def _compared(
     """
     features, labels, valid = checked_rows("features", features, labels, where)
     if sample_weights is not None:
-        valid = valid & (checks.weights_of_samples(sample_weights, labels.shape[0]) != 0)
+        valid = valid & (weights_of_samples(sample_weights, labels.shape[0], features.dtype) != 0)
     proxies = checks.columns(
         "proxies", proxies, "d C", features.shape[1], f"`features` {features.shape}"
     )

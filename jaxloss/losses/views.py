@@ -12,7 +12,14 @@ from jaxtyping import Bool, Float
 
 from jaxloss.core import checks
 from jaxloss.core.backend import indices
-from jaxloss.core.batch import AxisName, max_over, own_positions, sum_over, zero_invalid
+from jaxloss.core.batch import (
+    AxisName,
+    max_over,
+    own_positions,
+    sum_over,
+    weights_of_samples,
+    zero_invalid,
+)
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import inverse_root, widen
 from jaxloss.core.products import wide_product
@@ -207,8 +214,8 @@ def _two_views(
     samples = _Samples(valid, None, jnp.where(size == 0, 1, size))
     spread = 1 - 1 / samples.number
     if sample_weights is not None:
-        sample_weights = checks.weights_of_samples(sample_weights, first.shape[0])
-        weights = jnp.where(valid, sample_weights.astype(first.dtype), 0)
+        weights = weights_of_samples(sample_weights, first.shape[0], first.dtype)
+        weights = jnp.where(valid, weights, 0)
         size = sum_over(jnp.sum(weights), axis_name)
         shares = weights / jnp.where(size == 0, 1, size)
         samples = _Samples(valid, shares, jnp.ones_like(size))

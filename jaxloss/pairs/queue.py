@@ -96,8 +96,8 @@ def push(
       features: `[n, d]`. They are converted to the dtype of the queue. No gradient flows through
         the queue.
       labels: `[n]`, class indices. For losses without labels, pass zeros.
-      where: A common keyword of `jaxloss`. Padding and rows of negative labels are not pushed, and
-        leave no gap.
+      where: A common keyword of `jaxloss`. Padding, rows of negative labels, and rows that are not
+        finite in the dtype of the queue are not pushed, and leave no gap.
       axis_name: A common keyword of `jaxloss`. The rows of all devices are pushed, in the order of
         the axis, so that the queue stays the same on every device.
 
@@ -136,7 +136,9 @@ def push(
             f"`features` must have shape [n, d] with d = {dim} to match `queue.features` "
             f"{queue.features.shape}, got {features.shape}"
         )
-    rows = gather_copies(features.astype(queue.features.dtype), axis_name)
+    features = features.astype(queue.features.dtype)
+    valid = valid & jnp.all(jnp.isfinite(features), axis=1)
+    rows = gather_copies(features, axis_name)
     labels = gather_copies(jnp.where(valid, labels, -1), axis_name)
     pushed = labels >= 0
     rank = jnp.cumsum(pushed, dtype=jnp.int32)

@@ -378,6 +378,23 @@ def test_rows_that_do_not_count_do_not_leak(row, dtype):
         chex.assert_trees_all_equal(widen(got), widen(expected))
 
 
+@every_loss
+def test_a_negative_weight_gives_nan(row):
+    """In every reduction; that of a row that does not count has no effect."""
+    batch, rows, _ = without_rows(make_batch(row, seed=9, masked=False), "where")
+    batch = batch._replace(sample_weights=np.linspace(0.3, 1.9, 12))
+    expected = evaluate(row, batch)
+    batch.sample_weights[rows] = -1
+    chex.assert_trees_all_equal(evaluate(row, batch), expected)
+    counts = np.setdiff1d(np.arange(12), rows)
+    batch.sample_weights[counts] *= -1
+    got = evaluate(row, batch)
+    for reduction in row.reductions:
+        defined = np.asarray(expected[reduction]) != 0
+        assert np.any(defined)
+        assert np.all(np.isnan(got[reduction])[defined])
+
+
 def compares_rows(row: LossRow) -> bool:
     """Whether a sample without weight is still a reference of the others."""
     return "sum" in row.name or (row.kind == "features" and row.terms is not None)

@@ -104,6 +104,18 @@ def test_nothing_is_pushed():
         check(jaxloss.push(queue, rows, of_rows, where=where), map(np.asarray, queue))
 
 
+def test_rows_that_are_not_finite_are_not_pushed():
+    """Such as 1e5, which float16 does not have: they would stay for the next batches."""
+    features, labels, where = batches()
+    for value, dtype in ((np.nan, np.float32), (-np.inf, np.float32), (1e5, np.float16)):
+        queue = jaxloss.make_queue(SIZE, DIM, dtype)
+        poisoned = features[0].at[2, 1].set(value)
+        got = push(queue, poisoned, labels[0], where=where[0])
+        left = push(queue, features[0], labels[0], where=where[0] & (np.arange(N) != 2))
+        check(got, [np.asarray(leaf, np.float64) for leaf in left])
+        assert left.position == np.sum(where[0] & (labels[0] >= 0)) - 1
+
+
 def test_dtypes():
     queue = jaxloss.make_queue(SIZE, DIM, jnp.bfloat16)
     features, labels, _ = batches(1)
