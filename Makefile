@@ -93,7 +93,11 @@ $(VENV)/.experiments: pyproject.toml | $(BIN)/python
 	$(call install,$(VENV),experiments)
 	touch $@
 
+# From TORCH_INDEX, if it is set, comes PyTorch and nothing else: an extra index would serve all packages.
+TORCH = $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml | head -1)
+
 $(VENV)/.test: pyproject.toml | $(BIN)/python
+	@$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet --no-deps --index-url $(TORCH_INDEX) $(TORCH))
 	$(call install,$(VENV),test)
 	touch $@ $(VENV)/.experiments
 

@@ -45,6 +45,17 @@ def test_the_sdist_and_the_wheel_hold_the_library_alone(distributions, wheel):
     assert files - {""} == modules | about
 
 
+def test_workflows_run_what_was_reviewed():
+    """Actions of a commit, tools of a version, and no index beside that of PyPI."""
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        text = path.read_text(encoding="utf-8")
+        for action in re.findall(r"uses: (.*)", text):
+            assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", action), f"{path}: {action}"
+        for tools in re.findall(r"pip install (.*)", text):
+            assert all(re.fullmatch(r"[\w-]+==[\d.]+", tool) for tool in tools.split()), path
+        assert "EXTRA_INDEX" not in text and "extra-index" not in text, path
+
+
 def test_the_version_has_one_source():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     found = dict(line.split(": ", 1) for line in citation.splitlines() if ": " in line)
