@@ -21,7 +21,18 @@ def _interrupt_again(unraisable: Any) -> None:
         sys.__unraisablehook__(unraisable)
 
 
+def _open_standard_streams() -> None:
+    """With one of them closed, the next file would get its number, and what is printed there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # Takes the lowest free number.
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 if __name__ == "__main__":
+    _open_standard_streams()
     # The imports take seconds, and some of them would swallow a KeyboardInterrupt.
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt is signal.default_int_handler:  # Not where a shell has it ignored.

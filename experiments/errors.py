@@ -75,6 +75,14 @@ def full_disk(error: BaseException | None) -> str:
     return ""
 
 
+def unreachable(error: BaseException) -> str:
+    """The words of gcsfs, or of the libraries below it, where the network caused an error."""
+    for cause in _chain(error):
+        if type(cause).__module__.partition(".")[0] in ("gcsfs", "aiohttp", "google", "requests"):
+            return " ".join(str(cause).split())[:300] or type(cause).__name__
+    return ""
+
+
 def unwritten(error: BaseException) -> str:
     """What could not be written, by an error of `full_disk`: the path that it names, if any."""
     for cause in _chain(error):

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -96,6 +97,8 @@ def initialize() -> None:
     for name, value in (("JAX_COORDINATOR_ADDRESS", address), (_BIND, bind)):
         if value and not re.search(r":\d+$", value):
             raise ConfigError(f"{name} {value} has no port; write {value}:8476")
+    if bind and rank == "0":
+        _check_free(bind)
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # JAX waits outside of Python.
     try:
         jax.distributed.initialize(
@@ -113,6 +116,18 @@ def initialize() -> None:
         ) from error
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def _check_free(address: str) -> None:
+    """Raises a `ConfigError` if the coordinator cannot listen there, of which JAX would crash."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"the coordinator cannot listen at {address} ({error}); choose another port"
+        ) from error
 
 
 def is_first() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -56,6 +57,8 @@ def storage_path(text: str, argument: str = "") -> Path:
         raise ConfigError(
             f'{name} needs the extra gcs ({error}): pip install -e ".[gcs]"'
         ) from error
+    # It logs the traceback of an error that it raises.
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     # The listings that gcsfs keeps would miss files that other processes write.
     fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
     return cast(Path, epath.Path(text))

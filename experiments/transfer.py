@@ -24,7 +24,7 @@ from experiments.protocols import build_protocol, classification
 from experiments.protocols.classification import SPLITS, ClassificationData
 from experiments.reporting.grid import Axis, Comparison, Run
 from experiments.reporting.grid_report import write_grid
-from experiments.reporting.markdown import format_value, table
+from experiments.reporting.markdown import format_value, plain, table
 from experiments.reporting.run import code_version, describe_run, origin_lines, read_report
 from experiments.reporting.style import INK, MEDIUM, new_figure, series_mark, style_axes
 from experiments.runs import RestoredRun, config_of_run, data_notes, load_run
@@ -173,9 +173,9 @@ def linear_report(report: dict[str, Any]) -> str:
         "validation accuracy (%)": (percent(result["validation_accuracy"]), None),
     }
     lines = [
-        f"{_title(report)} ({report['classes']} classes; "
+        f"{plain(_title(report))} ({report['classes']} classes; "
         f"{result['train_samples']} training, {result['validation_samples']} validation and "
-        f"{result['test_samples']} test images) of the features of {_run(report)}, "
+        f"{result['test_samples']} test images) of the features of {plain(_run(report))}, "
         f"d = {report['num_features']}.",
         "",
         *table([*columns], zip(*columns.values(), strict=True)),
@@ -189,7 +189,7 @@ def linear_report(report: dict[str, Any]) -> str:
             stored = f"a shorter side of {stored}"
         lines.append(f"Images were resized from {stored} to {seen} pixels.")
     if data := report["seen_in_training"]:
-        lines.append(f"The backbone was trained on {data}: this is not a transfer.")
+        lines.append(f"The backbone was trained on {plain(data)}: this is not a transfer.")
     if missed := result["unconverged"] + (not result["converged"]):
         lines.append(f"{missed} solves ended before they met the tolerance.")
     return "\n".join([*lines, "", *origin_lines(report)])
@@ -251,5 +251,6 @@ def _title(report: dict[str, Any]) -> str:
 
 
 def _run(report: dict[str, Any]) -> str:
-    run = "{label} trained on {data}, {sampling} batches, seed {seed}".format(**report["run"])
-    return f"{run}, step {report['step']}"
+    run = report["run"]
+    trained = f"{run['label']} trained on {run['data']}, {run['sampling']} batches"
+    return f"{trained}, seed {run['seed']}, step {report['step']}"

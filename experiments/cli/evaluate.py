@@ -14,7 +14,7 @@ import tyro
 from experiments.cli.options import DataFolders, print_written
 from experiments.config import Folders, TrainConfig, evaluation_sections
 from experiments.errors import ConfigError, ExperimentError
-from experiments.storage import storage_path
+from experiments.storage import is_remote, storage_path
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def config_of_arguments(arguments: Sequence[str]) -> TrainConfig | None:
     refused = ""
     for word in arguments:
         try:
-            if (path := storage_path(word)).is_dir():
+            if is_remote(path := storage_path(word)) or path.is_dir():
                 return config_of_run(path)
         except ExperimentError as error:  # No path; a folder of data; or a run of another version.
             refused += f"\n  {word}: {error}"

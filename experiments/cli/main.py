@@ -10,9 +10,9 @@ import shutil
 import signal
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from errno import EIO
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, TextIO, Union
 
 import jax
 import tyro
@@ -33,10 +33,11 @@ from experiments.cli.settings import Settings
 from experiments.cli.sweep import Compare, Sweep
 from experiments.cli.train import Train
 from experiments.config import TrainConfig
-from experiments.errors import STANDARD_OUTPUT, ExperimentError, full_disk, unwritten
+from experiments.errors import STANDARD_OUTPUT, ExperimentError, full_disk, unreachable, unwritten
 from experiments.presets import PRESETS, few_shot
 from experiments.processes import Interrupted, is_first, run_together
 from experiments.storage import cache_folder
+from experiments.terminal import Terminal
 
 _COMMANDS: dict[str, tuple[Any, Iterable[str]]] = {
     "train": (Train, PRESETS),
@@ -74,12 +75,23 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    unchanged = sys.stdout
+    output: Any = unchanged and Terminal(unchanged)
+    errors: Any = Terminal(sys.stderr)
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        return _main(arguments, unchanged)
+
+
+def _main(arguments: list[str], unchanged: TextIO) -> int:
     logging.basicConfig(format="%(message)s")  # Before a library does, with prefixes.
     try:
         _configure_jax()
-        evaluated = config_of_arguments(arguments[1:]) if arguments[:1] == ["evaluate"] else None
+        evaluates = arguments[:1] == ["evaluate"]
+        with _explained():
+            evaluated = config_of_arguments(arguments[1:]) if evaluates else None
         presets = {name: known for name, (_, known) in _COMMANDS.items()}
-        command = parse(command_type(evaluated), arguments, presets)
+        with contextlib.redirect_stdout(unchanged):  # Help has colours.
+            command = parse(command_type(evaluated), arguments, presets)
         typed = ["python", "-m", "experiments", *arguments]
         execution = vars(command).get("execution")  # Of the commands that train.
         if execution is not None and execution.distributed:
@@ -130,14 +142,22 @@ def _configure_jax() -> None:
 def _status(command: Any, typed: list[str], *, distributed: bool = False) -> int:
     """The exit status of a command; of several processes, the first one alone prints to stdout."""
     try:
-        with contextlib.redirect_stdout(sys.stdout if not distributed or is_first() else None):
+        shown = sys.stdout if not distributed or is_first() else None
+        with _explained(), contextlib.redirect_stdout(shown):
             status = command.run(typed)
             print(end="", flush=True)  # A full disk is noticed here.
             return status
     except Interrupted as stop:
         print(stop, file=sys.stderr)
         return 128 + stop.signal_number
-    except (ExperimentError, BrokenPipeError):
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Raises an `ExperimentError` for what a disk, the network or JAX_PLATFORMS has caused."""
+    try:
+        yield
+    except (ExperimentError, BrokenPipeError, Interrupted):
         raise
     except Exception as error:
         if reason := full_disk(error):
@@ -147,4 +167,13 @@ def _status(command: Any, typed: list[str], *, distributed: bool = False) -> int
         if isinstance(error, OSError) and (error.filename or error.errno == EIO):
             place = f"{error.filename}: " if error.filename else ""  # Such as one that is a file.
             raise ExperimentError(f"{place}{error.strerror}") from error
+        if reason := unreachable(error):
+            raise ExperimentError(f"cannot reach Google Cloud Storage: {reason}") from error
+        if platforms := os.environ.get("JAX_PLATFORMS"):
+            try:
+                jax.devices()
+            except Exception:  # An AssertionError without a word, or a RuntimeError.
+                raise ExperimentError(
+                    f"JAX finds no device of JAX_PLATFORMS={platforms}; unset it, or set cpu"
+                ) from error
         raise

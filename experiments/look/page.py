@@ -146,7 +146,7 @@ def _report_table(report: dict[str, Any]) -> str:
     rows = []
     for metric in report.get("metrics", ()):
         name, unit, value, bar = (metric[key] for key in ("name", "unit", "value", "interval"))
-        text = f"{format_value(value, unit)} {unit}"
+        text = f"{format_value(value, unit)} {escape(unit)}"
         text += f" ± {format_value(bar, unit)}" if bar else ""
         rows.append(f'<tr><th scope="row">{escape(name)}</th><td>{text}</td></tr>')
     facts = {key: escape(str(report.get(key))) for key in ("step", "split")}

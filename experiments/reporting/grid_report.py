@@ -69,7 +69,7 @@ def write_grid(
         figure = grid_figure(grid, difference=difference, title=title, command=command)
         if figure is not None:
             paths.append(write_picture(directory / f"{name}.png", figure))
-            text += f"\n![{title}: {name}]({name}.png)\n"
+            text += f"\n![{md.plain(title)}: {name}]({name}.png)\n"
     return [write_atomically(directory / "table.md", text), *paths]
 
 
@@ -95,7 +95,7 @@ def grid_table(grid: Grid, runs: Sequence[Run], *, title: str, notes: Sequence[s
         chosen = "; ".join(f"{', '.join(place)}: {label}" for place, label in grid.choices.items())
         caption += [f"{grid.comparison.choose}: the best mean validation. {chosen}."]
     caption += [*notes, *_run_lines(runs)]
-    return "\n".join([f"### {title}", "", *lines, *md.bullets(caption), ""])
+    return "\n".join([md.heading(title), "", *lines, *md.bullets(caption), ""])
 
 
 def _means(grid: Grid, title: str) -> tuple[list[str], str]:
@@ -167,7 +167,7 @@ def _differences(grid: Grid) -> tuple[list[str], str]:
         caption += "Bold: the interval excludes 0 (not corrected for the number of comparisons)."
     if "episodes" in "".join(texts):
         caption += " episodes ±: 95 % interval over episodes; it does not cover other seeds."
-    title = "Difference from {} = {}".format(*grid.comparison.baseline or ())
+    title = f"Difference from {' = '.join(grid.comparison.baseline or ())}"
     same = " and ".join(filter(None, ("seed", grid.comparison.pairs_over)))
     between = f"{title} between runs of the same {same}, in percentage points for %"
     names = found.index.unique("metric")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tabulate import tabulate
 
 from experiments.contracts import Metric
+from experiments.terminal import printable
 
 MISSING = "–"
 """Shown where there is no number."""
@@ -29,17 +31,27 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    return MISSING if value is None else str(value).replace("|", r"\|")
+    return MISSING if value is None else plain(str(value)).replace("|", r"\|")
+
+
+def plain(text: str) -> str:
+    """Text on one line, in which neither HTML nor a link or picture begins: others may have it."""
+    return re.sub(r"[\\<[]", r"\\\g<0>", printable(" ".join(text.split())))
+
+
+def heading(text: str) -> str:
+    """A Markdown heading of the third level."""
+    return f"### {plain(text)}"
 
 
 def bullets(items: Iterable[str]) -> list[str]:
     """A Markdown list, one line an item."""
-    return [f"- {item}" for item in items]
+    return [f"- {plain(item)}" for item in items]
 
 
 def bold(text: str) -> str:
     """Text in bold."""
-    return f"**{text}**"
+    return f"**{plain(text)}**"
 
 
 def scaled(value: Any, unit: str) -> Any:

@@ -53,14 +53,16 @@ def code_version() -> dict[str, str | None]:
 
 def report_text(protocol: Protocol, report: dict[str, Any]) -> str:
     """The report of a run as Markdown. A run that diverged has no results."""
-    facts = ["Loss: {label}", "Data: {data}", "Training batches: {sampling}, seed {seed}"]
+    facts = [f"Loss: {report['label']}", f"Data: {report['data']}"]
+    facts.append(f"Training batches: {report['sampling']}, seed {report['seed']}")
     results = []
     if "diverged" in report:
-        facts.append("Result: {diverged}; there is nothing to evaluate")
+        facts.append(f"Result: {report['diverged']}; there is nothing to evaluate")
     else:
         evaluated, *results = protocol.report(report)
-        facts += ["Checkpoint: step {step}", "Features: {num_features} dimensions"]
-        facts.append(f"Evaluation: {{split}} split, {evaluated}")
+        facts.append(f"Checkpoint: step {report['step']}")
+        facts.append(f"Features: {report['num_features']} dimensions")
+        facts.append(f"Evaluation: {report['split']} split, {evaluated}")
         if last := report.get("last"):
             same = last["step"] == report["step"]
             of_last = f"Of the last checkpoint, that of step {last['step']}:"
@@ -69,7 +71,6 @@ def report_text(protocol: Protocol, report: dict[str, Any]) -> str:
     if found := report["validation"]:
         value = format_value(found["value"], found["unit"])
         facts.append(f"Validation: {found['name']} {value} {found['unit']}".rstrip())
-    facts = [fact.format(**report) for fact in facts]
     return "\n".join([*bullets(facts), *origin_lines(report), *results])
 
 

@@ -1,0 +1,35 @@
+"""What a terminal shows: names of classes and files may have been chosen by others."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+# Control characters, of which ESC begins a sequence that the terminal obeys, line separators, and
+# marks that change the direction of what follows.
+_HIDDEN = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """The text with escapes, such as `\\x1b`, for all that a terminal obeys instead of showing it.
+
+    Tabs and the ends of lines stay.
+    """
+    return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+class Terminal:
+    """A text stream for people: what is written is `printable`, whatever its encoding lacks."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes text; a carriage return at its beginning, as of a progress bar, stays one."""
+        start = "\r" * text.startswith("\r")
+        encoding = self._stream.encoding or "utf-8"
+        shown = start + printable(text[len(start) :])
+        return self._stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
