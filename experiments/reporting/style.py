@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
+from experiments.terminal import printable
+
 # Okabe and Ito's colours, which colour-blind people can tell apart.
 BLUE = "#0072B2"
 ORANGE = "#E69F00"
@@ -128,4 +130,5 @@ def style_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
 def display_text(text: str) -> str:
     """Text for matplotlib: dollar signs as they are, and the tilde of ⊕̃ on top of it."""
     # The font sets a combining tilde beside its ⊕; the accent of TeX sits on top.
-    return text.replace("$", r"\$").replace("⊕\N{COMBINING TILDE}", r"$\tilde{\oplus}$")
+    text = printable(text).replace("$", r"\$")
+    return text.replace("⊕\N{COMBINING TILDE}", r"$\tilde{\oplus}$")
