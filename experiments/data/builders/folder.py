@@ -38,6 +38,7 @@ from experiments.data.builders.images import (
     SourceImage,
     alike,
     encode,
+    hash_pixels,
     inspect_image,
     is_image,
     left_out,
@@ -45,7 +46,6 @@ from experiments.data.builders.images import (
     list_folders,
     list_images,
     open_files,
-    read_image,
     read_lines,
     readable,
     split_of_files,
@@ -53,7 +53,7 @@ from experiments.data.builders.images import (
 from experiments.data.builders.layouts import SearchPath, list_classes
 from experiments.data.builders.tasks import ClassificationBuilder, FewShotBuilder, MultiLabelBuilder
 from experiments.errors import ConfigError, nearest_path
-from experiments.storage import cache_folder, is_remote, write_json
+from experiments.storage import cache_folder, is_remote, regular, write_json
 
 _log = logging.getLogger(__name__)
 
@@ -469,7 +469,7 @@ def _no_images(folder: Path) -> ConfigError:
         )
     if others := list_files(folder):
         return ConfigError(
-            f"{shown} has {len(others)} files, but none is an image that Pillow reads, such as "
+            f"{shown} has {len(others)} files, but none is an image by its extension, such as "
             f"{readable(min(others).relative_to(folder))}; convert photographs to JPEG or PNG"
         )
     return ConfigError(
@@ -636,12 +636,11 @@ def _measure(listing: _Listing, files: list[tuple[str, str, Path]], background: 
     """Reads all files, and decodes those that may have the pixels of another one."""
 
     def examine(item: tuple[str, str, Path]) -> tuple[str, Inspected]:
-        content = item[2].read_bytes()
-        return hashlib.sha256(content).hexdigest(), inspect_image(content)
+        with regular(item[2]).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest(), inspect_image(item[2])
 
     def pixels(hashed: str, small: bool = False) -> Hashable:
-        image = read_image(paths[hashed], channels, **how, small=small)
-        return image.size, hashlib.blake2b(image.tobytes()).digest()
+        return hash_pixels(paths[hashed], channels, **how, small=small)
 
     def may_be_small(hashed: str) -> Hashable:
         size = found[hashed].size
