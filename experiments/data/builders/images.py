@@ -243,24 +243,39 @@ def list_files(folder: Path) -> list[Path]:
       folder: The folder.
 
     Returns:
-      The files, also those behind links, each once; not pipes, sockets and devices.
+      The files, also those behind links that stay in the folder, each once; not pipes, sockets and
+      devices.
 
     Raises:
       OSError: A folder cannot be read.
     """
-    return [Path(entry.path) for entry in _walk(folder) if not _is_special(entry)]
+    return [Path(entry.path) for entry in _walk(folder, folder, []) if not _is_special(entry)]
 
 
-def list_images_and_others(folder: Path) -> tuple[list[Path], list[Path]]:
-    """As `list_files`: the images, and all others, also pipes, sockets and devices."""
+def list_images_and_others(
+    folder: Path, root: Path | None
+) -> tuple[list[Path], list[Path], list[Path]]:
+    """As `list_files`, but links may lead anywhere below `root`, or anywhere at all.
+
+    Returns:
+      The images; all others, also pipes, sockets and devices; and the links that lead out.
+    """
     found: dict[bool, list[Path]] = {True: [], False: []}
-    for entry in _walk(folder):
+    links: list[Path] = []
+    for entry in _walk(folder, root, links):
         found[is_image(entry.name) and not _is_special(entry)].append(Path(entry.path))
-    return found[True], found[False]
+    return found[True], found[False], links
 
 
-def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """All that is no folder, in a folder and its subfolders."""
+def leads_out(path: Path | os.DirEntry[str], root: Path | None) -> bool:
+    """Whether it is a link to a place that is not below `root`."""
+    if root is None or not path.is_symlink():
+        return False
+    return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
+
+
+def _walk(folder: Path, root: Path | None, links: list[Path]) -> Iterator[os.DirEntry[str]]:
+    """All that is no folder, in a folder and its subfolders; `links` receives what leads out."""
     visited: set[str] = set()
     places = [os.fspath(folder)]
     while places:
@@ -269,7 +284,9 @@ def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:
             continue
         visited.add(real)
         with os.scandir(place) as found:
-            entries = [entry for entry in found if not is_of_system(entry.name)]
+            named = [entry for entry in found if not is_of_system(entry.name)]
+        entries = [entry for entry in named if not leads_out(entry, root)]
+        links += [Path(entry.path) for entry in named if leads_out(entry, root)]
         below = [entry.path for entry in entries if entry.is_dir()]
         places[:0] = sorted(below)
         yield from (entry for entry in entries if not entry.is_dir())

@@ -14,6 +14,7 @@ from experiments.data.builders.images import (
     ClassSplit,
     class_name,
     is_of_system,
+    leads_out,
     left_out,
     list_folders,
     list_images,
@@ -271,33 +272,39 @@ def has_class_folders(folder: Path) -> bool:
 
 def read_folders(folder: Path) -> ClassSplit:
     """As `list_classes`, but the log has the lines."""
-    split, lines = list_classes(folder)
+    split, lines, _ = list_classes(folder)
     for line in lines:
         _log.warning("%s: %s", readable(folder), line)
     return split
 
 
-def list_classes(folder: Path) -> tuple[ClassSplit, list[str]]:
+def list_classes(
+    folder: Path, root: Path | None = None
+) -> tuple[ClassSplit, list[str], list[Path]]:
     """Lists the images of a folder that contains one folder per class.
 
     Images in the subfolders of a class belong to it. Files that are not images are left out.
 
     Args:
       folder: The folder.
+      root: If given, links that lead out of this folder are left out, too.
 
     Returns:
-      The classes and their files, sorted by name; and lines that count and name the files that are
-      left out, if there are any.
+      The classes and their files, sorted by name; lines that count and name the files that are
+      left out, if there are any; and the links that lead out of `root`.
 
     Raises:
       DamagedArchiveError: The name of a folder cannot be that of a class.
     """
     classes: dict[str, list[Path]] = {}
     others = [path for path in folder.iterdir() if path.is_file() and not is_of_system(path.name)]
+    links = [path for path in list_folders(folder) if leads_out(path, root)]
     for path in list_folders(folder):
-        classes[class_name(path)], beside = list_images_and_others(path)
-        others += beside
+        if not leads_out(path, root):
+            classes[class_name(path)], beside, out = list_images_and_others(path, root)
+            others += beside
+            links += out
     heic = [file for file in others if file.suffix.lower() in (".heic", ".heif")]
     lines = left_out({*others} - {*heic}, folder, "file", "without an image")
     lines += left_out(heic, folder, "photograph", "as HEIC, to be converted to JPEG")
-    return split_of_files(classes, folder), lines
+    return split_of_files(classes, folder), lines, links
