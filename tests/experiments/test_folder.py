@@ -362,7 +362,7 @@ ODD_NAMES = {
     "dots": "....",
     "spaces": "   ",
     "quotes": "a'b\"c\\d",
-    "not UTF-8": os.fsdecode(b"caf\xe9"),
+    "a hash": "a#0123456789ab",
 }
 
 
@@ -372,11 +372,17 @@ def test_names_of_files_are_short_and_plain_whatever_the_folder_is_called(tmp_pa
     short = builders.short_name(name_of(folder))
     assert len(f"linear-{short}-protocol.json.partial".encode()) < 160
     start, _, content = short.rpartition("-")
-    assert re.fullmatch(r"[^<>|`$*\[\]{}\"'\\:?#%&\n\r\u2028\x00/]+", start)
+    assert re.fullmatch(r"[^ ()<>|`$*\[\]{}\"'\\:?#%&\n\r\u2028\x00/]+", start)
     assert re.fullmatch("[0-9a-f]{12}", content)
-    assert builders.short_name(name_of(put(tmp_path / "pets of my own", COUNTS))).startswith(
-        "pets of my own-"
-    )
+    assert builders.short_name(builders.pinned(name_of(folder))) == short
+    other = builders.short_name(name_of(put(tmp_path / "my pets", COUNTS)))
+    assert other.startswith("my_pets-")
+
+
+def test_a_folder_whose_path_is_not_utf8_is_refused(tmp_path):
+    put(tmp_path / "pets", COUNTS).rename(tmp_path / os.fsdecode(b"caf\xe9"))
+    with pytest.raises(ExperimentError, match=r"the folder /.*/caf\\xe9 is not UTF-8, which"):
+        found(name_of(tmp_path / os.fsdecode(b"caf\xe9")))
 
 
 def _edited(**change):

@@ -55,7 +55,14 @@ from experiments.data.builders.images import (
 from experiments.data.builders.layouts import SearchPath, list_classes
 from experiments.data.builders.tasks import ClassificationBuilder, FewShotBuilder, MultiLabelBuilder
 from experiments.errors import ConfigError, nearest_path
-from experiments.storage import cache_folder, is_remote, load_json, regular, write_json
+from experiments.storage import (
+    cache_folder,
+    is_remote,
+    load_json,
+    regular,
+    storage_path,
+    write_json,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +89,7 @@ _LOSSLESS_SIDE = 64
 
 _NAME_BYTES = 100
 """Of a folder's name, in the names of files: these have at most 255."""
-_SIGNS = frozenset("<>|`$*[]{}\"'\\:?#%&")
+_SIGNS = frozenset(" ()<>|`$*[]{}\"'\\:?#%&")
 
 Split = ClassSplit | MultiLabelSplit
 
@@ -104,22 +111,23 @@ class Named(NamedTuple):
 
 
 def parse(name: str) -> Named:
-    """The parts of a name that begins with `PREFIX`; raises a `ConfigError` if there is no path."""
+    """The parts of a name that begins with `PREFIX`; raises a `ConfigError` if it has no path."""
     text = name.removeprefix(PREFIX)
     if not text:
         raise ConfigError(f"{name} lacks a path; set data.name = {PREFIX}PATH, a folder of images")
     if is_remote(Path(text)) or "://" in text:
         raise ConfigError(f"{name} must be a local folder; copy it to this machine")
-    match = re.fullmatch(r"(.*?)(?:#([0-9a-f]{12}))?", text, re.DOTALL)
-    assert match is not None
-    path, content = match[1], match[2] or ""
+    path, content = text, ""
+    match = re.fullmatch(r"(.*)#([0-9a-f]{12})", text, re.DOTALL)
+    if match and not os.path.exists(os.path.expanduser(text)):
+        path, content = match.groups()
     found = {"size": "", "colour": ""}
     patterns = r"\d+", "|".join([*ImageColor.colormap, "#[0-9a-f]{3}", "#[0-9a-f]{6}"])
     for option, pattern in 2 * tuple(zip(found, patterns, strict=True)):  # In any order.
         match = re.fullmatch(rf"(.*)@({pattern})", path, re.DOTALL | re.IGNORECASE)
         if match and not found[option] and not os.path.exists(os.path.expanduser(path)):
             path, found[option] = match[1], match[2].lower()
-    path = Path(os.path.abspath(os.path.expanduser(path)))
+    path = storage_path(os.path.abspath(os.path.expanduser(path)), "the folder")
     return Named(path, found["size"], found["colour"], content)
 
 
@@ -341,11 +349,11 @@ def pinned(name: str) -> str:
 def short_name(name: str) -> str:
     """A name for titles and files: the start of the folder's, and the hash of its content.
 
-    Line breaks and the signs of markup and of other systems' paths are underscores in it.
+    Spaces, line breaks and the signs of markup and of other systems' paths are underscores in it.
     """
     own = parse(pinned(name))
     plain = (c if c.isprintable() and c not in _SIGNS else "_" for c in own.path.name)
-    start = "".join(plain).encode()[:_NAME_BYTES].decode(errors="ignore").strip() or "folder"
+    start = "".join(plain).encode()[:_NAME_BYTES].decode(errors="ignore") or "folder"
     return f"{start}-{own.content}" + (f"@{own.size}" if own.size else "")
 
 
