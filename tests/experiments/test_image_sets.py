@@ -4,6 +4,7 @@ import gzip
 import io
 import itertools
 import json
+import os
 import pickle
 import re
 import shutil
@@ -419,6 +420,15 @@ DAMAGE = [
     ),
     (many.nus_wide_table, "images", empty, "none of the images"),
 ]
+
+
+@pytest.mark.parametrize(("name", "file"), [("cub", "CUB_200_2011.tgz"), ("mnist", "mnist.npz")])
+def test_a_pipe_is_no_archive(dirs, name, file):
+    (dirs["manual_dir"] / name).mkdir(parents=True)
+    os.mkfifo(dirs["manual_dir"] / name / file)
+    with pytest.raises(MissingArchiveError, match=file):
+        load_split(name, "train", **dirs)
+    assert not builders.describe(name, **dirs).found
 
 
 @pytest.mark.parametrize(("write", "place", "change", "named"), DAMAGE)

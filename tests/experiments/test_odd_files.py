@@ -305,7 +305,7 @@ def test_a_file_of_more_bytes_than_any_image_takes_is_not_read(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_large_images_are_decoded_in_turn(monkeypatch):
-    """Of 40 megapixels, one at a time; small ones do not wait for them."""
+    """Of 40 megapixels, one at a time."""
     content, now, most = _png(8000, 5000), [], []
     decoded = images._decoded
 
@@ -322,6 +322,15 @@ def test_large_images_are_decoded_in_turn(monkeypatch):
         sources = [SourceImage(given, "a") for given in [content] * 4 + [_png(8, 8)] * 4]
         assert len([*pool.map(lambda source: encode(source, (8, 8, 1)), sources)]) == 8
     assert 8000 * 5000 <= max(most) <= images.LARGEST
+
+
+def test_small_images_do_not_wait_for_large_ones():
+    with ThreadPoolExecutor(3) as pool, images._in_turn(images.LARGEST):
+        waiting = pool.submit(encode, SourceImage(_png(2048, 1024), "a"), (8, 8, 1))
+        for _ in range(3):
+            pool.submit(encode, SourceImage(_png(8, 8), "a"), (8, 8, 1)).result(timeout=60)
+        assert not waiting.done()
+    assert waiting.result()
 
 
 # What the extension promises is not what these are.

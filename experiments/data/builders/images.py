@@ -545,7 +545,7 @@ _shares, _queue = threading.Semaphore(LARGEST // _SHARE), threading.Lock()
 def _in_turn(size: int) -> Iterator[None]:
     """Waits until the images that other threads decode leave room for so many pixels."""
     count = size // _SHARE
-    with _queue:
+    with _queue if count else contextlib.nullcontext():
         for _ in range(count):
             _shares.acquire()
     try:
