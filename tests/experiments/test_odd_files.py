@@ -472,6 +472,16 @@ ODD_FILES = {
     "NFC beside NFD": (_both_spellings, {_NFC: 2}, ""),
     "not UTF-8": (_not_utf8, r"train/caf\xe9 is not UTF-8; rename it", ""),
     "a name of two lines": (_new_class("a\nb", "a\nb"), r"train/a\nb has several lines", ""),
+    "a name with colours": (
+        _new_class("a\x1b[31mb", "a"),
+        r"train/a\x1b[31mb has several lines or control characters; rename it",
+        "",
+    ),
+    "a file with colours": (
+        _put_text("ant/\x1b[2J\u202e.txt"),
+        {},
+        _LEFT_OUT.format("1 file", r"ant/\x1b[2J\u202e.txt"),
+    ),
     "an empty class": (
         _put_text("wasp/a.mov"),
         "train lists the class 'wasp', without images",

@@ -320,10 +320,14 @@ def left_out(paths: Iterable[Path], folder: Path, noun: str, why: str) -> list[s
     return [f"left out {count} {why}: {shown}"]
 
 
+_CONTROLS = "[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
+"""Also line breaks, and what turns the direction of writing."""
+
+
 def readable(path: Path) -> str:
-    """The path, with the bytes that are not UTF-8 as `\\xe9`."""
+    """The path, with bytes that are not UTF-8 and what controls a terminal as `\\xe9`."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return text.replace("\n", "\\n").replace("\r", "\\r")
+    return re.sub(_CONTROLS, lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def class_name(folder: Path) -> str:
@@ -336,16 +340,17 @@ def class_name(folder: Path) -> str:
       Its name.
 
     Raises:
-      DamagedArchiveError: The name is not UTF-8, or has several lines. The message has the path.
+      DamagedArchiveError: The name is not UTF-8, or has control characters. The message has the
+        path.
     """
     try:
         folder.name.encode()
     except UnicodeEncodeError:
         problem = "is not UTF-8"
     else:
-        if folder.name.splitlines() == [folder.name]:
+        if not re.search(_CONTROLS, folder.name):
             return folder.name
-        problem = "has several lines"
+        problem = "has several lines or control characters"
     raise DamagedArchiveError(
         f"the name of the folder {readable(folder)} {problem}; rename it, as the class has its name"
     )
