@@ -26,6 +26,8 @@ from experiments.storage import storage_path
 
 _MEMORY_LIMIT = 8 * 2**30
 """Default upper limit of the pixels of a split in memory, in bytes."""
+_DAMAGE = (RuntimeError, OSError, ValueError, KeyError, SyntaxError, Image.DecompressionBombError)
+"""The record reader detects most damage; the rest yields records without a readable image."""
 
 
 class RecordImages:
@@ -54,7 +56,10 @@ class RecordImages:
         def decode(start: int) -> None:
             records = self._source.__getitems__(flat[start : start + chunk])
             for row, record in enumerate(records, start):
-                with Image.open(io.BytesIO(record["image"])) as image:
+                encoded = io.BytesIO(record["image"])
+                with Image.open(encoded, formats=("PNG", "JPEG")) as image:
+                    if max(image.size) > max(self.shape[1:3]):
+                        raise ValueError(f"it has an image of {image.width}×{image.height} pixels")
                     pixels = np.asarray(image).reshape(image.height, image.width, -1)
                 if sizes is None:
                     images[row] = pixels
@@ -158,8 +163,7 @@ def _labelled(
 def _naming_damage(folder: Path) -> Iterator[None]:
     try:
         yield
-    # The record reader detects most damage. The rest yields records without a readable image.
-    except (RuntimeError, OSError, ValueError, KeyError, SyntaxError) as error:
+    except _DAMAGE as error:
         raise DamagedArchiveError(
             f"{folder} is damaged ({error}); delete that folder to prepare the data again"
         ) from error

@@ -210,6 +210,45 @@ def test_a_tar_that_leaves_its_folder_is_refused(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["inner"]
 
 
+def _zip_that_states(path, size):
+    _zip(path, [("a", b"1")])
+    small, large = ((1).to_bytes(4, "little") + number for number in (b"\1\0\0\0", size))
+    path.write_bytes(path.read_bytes().replace(small, large))
+
+
+def _tar_that_states(path, size, kind=tarfile.REGTYPE, mode="w:gz"):
+    member = _member("a", kind)
+    member.size = int.from_bytes(size, "little")
+    _tar(path, [member], mode)
+
+
+_LONG = "the header of 'a' has 2,147,483,648 bytes"
+_BOMB = r"data would be more than 1,073,7\d\d,\d\d\d bytes unpacked, over 100 times its size"
+
+
+@pytest.mark.parametrize(
+    ("write", "error"),
+    [
+        (_zip_that_states, _BOMB),
+        (_tar_that_states, _BOMB),
+        (partial(_tar_that_states, kind=tarfile.XHDTYPE), _LONG),
+        (partial(_tar_that_states, kind=tarfile.GNUTYPE_LONGNAME), _LONG),
+        (partial(_tar_that_states, kind=tarfile.GNUTYPE_SPARSE), _LONG),
+    ],
+)
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, write, error):
+    write(tmp_path / "data", (2**31).to_bytes(4, "little"))
+    with pytest.raises(UnsafeArchiveError, match=error):
+        extract(tmp_path / "data", tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_tar_with_a_header_of_gigabytes_is_not_read(tmp_path):
+    _tar_that_states(tmp_path / "a.tar", (2**31).to_bytes(4, "little"), tarfile.XHDTYPE, "w")
+    with pytest.raises(DamagedArchiveError, match=rf"a\.tar is damaged.*: {_LONG}"):
+        tar_members(tmp_path / "a.tar")
+
+
 _NOISE = np.random.default_rng(0).bytes(50_000)
 _TGZ = partial(_tar, mode="w:gz")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import re
 import shutil
 import unicodedata
@@ -19,11 +21,14 @@ from experiments.assembly import plan_run, prepare_and_count
 from experiments.cli.main import main
 from experiments.config import Folders
 from experiments.data import builders
+from experiments.data.builders import base
+from experiments.data.builders import folder as folders
 from experiments.data.builders.folder import parse
 from experiments.data.pipeline import load_labels, load_split
 from experiments.errors import ExperimentError
 from experiments.presets import PRESETS
 from experiments.protocols import build_protocol
+from experiments.storage import cache_folder
 from experiments.trained_on import seen_in_training
 from tests.experiments.fake_archives import write_image
 from tests.experiments.tiny_runs import light_backbones
@@ -245,6 +250,182 @@ def test_odd_files_are_taken_or_counted(dirs, tmp_path, capsys):
     assert "left out 1 file without an image: notes.txt" in text
     assert "left out 1 folder without images: empty" in text
     assert "left out 1 image that equal another one of the same class: bee/copy.jpg" in text
+
+
+def _linked(folder: Path) -> None:
+    """Links to the inside, which count, and to the outside."""
+    secret = put(folder.parent / "secret", {"dir": 3})
+    (folder / "ant/again.jpg").symlink_to("../bee/0.jpg")
+    (folder / "ant/more").symlink_to(folder / "cat", target_is_directory=True)
+    (folder / "ant/out.jpg").symlink_to(secret / "dir/0.jpg")
+    (folder / "bee/up").symlink_to("../../secret/dir")
+    (folder / "eel").symlink_to(secret / "dir")
+    (folder / "eel and more").symlink_to("/")
+
+
+def test_links_out_of_the_folder_are_left_out(tmp_path, capsys):
+    folder = put(tmp_path / "pets", COUNTS)
+    _linked(folder)
+    (tmp_path / "link").symlink_to(folder)
+    for path in (folder, tmp_path / "link"):
+        assert found(name_of(path))["train"] == COUNTS | {"ant": 10}
+        assert main(["datasets", name_of(path)]) == 0
+        line = "left out 4 links out of the folder, to be copied into it: ant/out.jpg, bee/up, eel"
+        assert line in capsys.readouterr().out
+
+
+def _only_links(folder: Path) -> None:
+    for name in COUNTS:
+        shutil.rmtree(folder / name)
+        (folder / name).symlink_to(folder.parent / "secret/dir")
+
+
+def _linked_split(folder: Path) -> None:
+    (folder / "train").symlink_to(folder.parent / "secret")
+
+
+def _linked_labels(folder: Path) -> None:
+    (folder.parent / "labels").write_text("file,label\nant/0.jpg,a\nant/1.jpg,b\n")
+    (folder / "labels.csv").symlink_to("../labels")
+
+
+def _listed_links(folder: Path) -> None:
+    rows = "ant/0.jpg,a\nant/out.jpg,b\n../secret/dir/0.jpg,b\n/etc/passwd,c\neel/0.jpg,b\n"
+    (folder / "labels.csv").write_text(f"file,label\n{rows}")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_only_links, r"no images but behind 6 links .* such as ant; copy the files into it"),
+        (_linked_split, "train is a link out of the folder; copy it in"),
+        (_linked_labels, r"labels\.csv is a link out of the folder; copy it in"),
+        (_listed_links, r"lists 4 files that are not images in .*: 'ant/out\.jpg' in line 3"),
+    ],
+)
+def test_a_folder_of_links_out_of_it_is_refused(tmp_path, change, message):
+    folder = put(tmp_path / "pets", COUNTS)
+    _linked(folder)
+    change(folder)
+    with pytest.raises(ExperimentError, match=message):
+        found(name_of(folder))
+
+
+def _written_again(file: Path) -> None:
+    write_image(file, "other", 9)
+
+
+def _into_a_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize("change", [_written_again, Path.unlink, _into_a_pipe])
+@pytest.mark.parametrize("moment", ["measured", "listed", "prepared"])
+def test_an_image_that_changes_while_it_is_read_is_stored_under_no_name(
+    dirs, tmp_path, monkeypatch, change, moment
+):
+    path = put(tmp_path / "pets", COUNTS) / "bee/3.jpg"
+
+    changed = []
+
+    def change_first(function):
+        def run(*args, **kwargs):
+            if not changed:
+                changed.append(change(path))
+            return function(*args, **kwargs)
+
+        return run
+
+    if moment == "prepared":
+        builders.builder_class(name_of(tmp_path / "pets"))
+        monkeypatch.setattr(base, "encode", change_first(base.encode))
+    else:
+        called = "_mean_and_deviation" if moment == "measured" else "_measure"
+        monkeypatch.setattr(folders, called, change_first(getattr(folders, called)))
+    message = r"bee/3\.jpg has changed while the images were read; run"
+    with pytest.raises(ExperimentError, match=message):
+        load_split(name_of(tmp_path / "pets"), "train", **dirs)
+    assert not [p for p in dirs["data_dir"].rglob("*") if p.is_file() and p.name != ".lock"]
+    monkeypatch.undo()
+    loaded = load_split(name_of(tmp_path / "pets"), "train", **dirs)
+    assert len(loaded.labels) == 20 - (change is not _written_again)
+
+
+ODD_NAMES = {
+    "long": "a" * 250,
+    "long in three bytes": "画" * 83,
+    "lines": "a\nb\rc\u2028",
+    "markup": "<b>a|b<i>`$x$`*[c](d)",
+    "formats": "{0} %s {pets}",
+    "dash": "--help",
+    "dots": "....",
+    "spaces": "   ",
+    "quotes": "a'b\"c\\d",
+    "a hash": "a#0123456789ab",
+}
+
+
+@pytest.mark.parametrize("name", ODD_NAMES.values(), ids=ODD_NAMES)
+def test_names_of_files_are_short_and_plain_whatever_the_folder_is_called(tmp_path, name):
+    folder = put(tmp_path / "pets", COUNTS).rename(tmp_path / name)
+    short = builders.short_name(name_of(folder))
+    assert len(f"linear-{short}-protocol.json.partial".encode()) < 160
+    start, _, content = short.rpartition("-")
+    assert re.fullmatch(r"[^ ()<>|`$*\[\]{}\"'\\:?#%&\n\r\u2028\x00/]+", start)
+    assert re.fullmatch("[0-9a-f]{12}", content)
+    assert builders.short_name(builders.pinned(name_of(folder))) == short
+    other = builders.short_name(name_of(put(tmp_path / "my pets", COUNTS)))
+    assert other.startswith("my_pets-")
+
+
+def test_a_folder_whose_path_is_not_utf8_is_refused(tmp_path):
+    put(tmp_path / "pets", COUNTS).rename(tmp_path / os.fsdecode(b"caf\xe9"))
+    with pytest.raises(ExperimentError, match=r"the folder /.*/caf\\xe9 is not UTF-8, which"):
+        found(name_of(tmp_path / os.fsdecode(b"caf\xe9")))
+
+
+def _edited(**change):
+    def edit(path: Path) -> None:
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+    return edit
+
+
+DAMAGED_FACTS = {
+    "no JSON": lambda path: path.write_bytes(b"\xff{"),
+    "nested": lambda path: path.write_text("[" * 100_000),
+    "a list": lambda path: path.write_text("[]"),
+    "a pipe": _into_a_pipe,
+    "another entry": _edited(more=1),
+    "NaN": _edited(mean=[float("nan")] * 3),
+    "two channels": _edited(channels=2),
+    "a number as text": _edited(side="30"),
+    "no side": _edited(side=0),
+    "a short mean": _edited(mean=[0.5]),
+    "no classes": _edited(classes={"train": {}}),
+    "a list of classes": _edited(classes=["train"]),
+    "a negative count": _edited(images={"train": -1}),
+    "another split": _edited(images={"test": 20}),
+    "an unknown kind": _edited(base="object"),
+    "a list as a kind": _edited(base=[]),
+    "another hash": _edited(content="../../etc"),
+    "half a remark": _edited(shared={"copies": [1, "a"]}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_FACTS.values(), ids=DAMAGED_FACTS)
+def test_damaged_facts_are_measured_again(tmp_path, monkeypatch, damage):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    name = name_of(put(tmp_path / "pets", COUNTS))
+    facts = builders.builder_class(name).FACTS  # pyright: ignore
+    (path,) = cache_folder("folders").glob("at-*.json")
+    before = path.read_text()
+    damage(path)
+    folders._examine.cache_clear()
+    again = builders.builder_class(name).FACTS  # pyright: ignore
+    assert again == facts
+    assert json.loads(path.read_text()) == json.loads(before)
 
 
 def remarks(folder: Path | str) -> list[str]:

@@ -1,8 +1,10 @@
 """The data sets for classification, many labels and transfer."""
 
 import gzip
+import io
 import itertools
 import json
+import os
 import pickle
 import re
 import shutil
@@ -281,6 +283,14 @@ def _other_end(path):
     path.write_bytes(path.read_bytes()[:-8] + b"12345678")
 
 
+def _npz_of_a_terabyte(path):
+    header = io.BytesIO()
+    npy = {"descr": "|u1", "fortran_order": False, "shape": (2**40,)}
+    np.lib.format.write_array_header_1_0(header, npy)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("arr_0.npy", header.getvalue() + bytes(9))
+
+
 def npz(**arrays):
     return lambda path: np.savez(path, **arrays)
 
@@ -297,6 +307,11 @@ DAMAGED_IDX = [
         content(b"\0\0\x08\3" + bytes(4) + b"\xff" * 8),
         "{} has a damaged header: ",
     ),
+    (
+        "train-images-idx3",
+        content(gzip.compress(b"\0\0\x08\3\x7f\xff\xff\xff" + b"\0\0\0\x1c" * 2)),
+        "{} has a header that says 2147483647×28×28, above the limit of 1,073,741,824 bytes",
+    ),
     ("train-images-idx3", folder, "{} is a folder; put the file in its place"),
     ("train-images-idx3", idx(15, 28, 28, code=13), "{} has elements of the type 0x0d, not unsig"),
     (
@@ -304,7 +319,11 @@ DAMAGED_IDX = [
         unpacked(lambda raw: raw[:-100]),
         "{} should have 7840 bytes after its header, which says 10×28×28, and has 7740",
     ),
-    ("train-labels-idx1", unpacked(lambda raw: raw + b"0"), "{} should have 15 bytes after its"),
+    (
+        "train-labels-idx1",
+        unpacked(lambda raw: raw + bytes(2**24)),
+        "{} should have 15 bytes after its header, which says 15, and has more",
+    ),
     (
         "train-images-idx3",
         idx(15, 32, 32),
@@ -374,6 +393,12 @@ DAMAGE = [
     (many.mnist_keras, "mnist.npz", cut(), "{} is not an .npz file with a readable array x_train"),
     (many.k49, "k49-test-labels.npz", npz(labels=np.zeros(49)), "with a readable array arr_0: Key"),
     (many.k49, "k49-test-labels.npz", npz(arr_0=np.arange(49)), "{}: labels should be uint8 [n]"),
+    (
+        many.k49,
+        "k49-train-imgs.npz",
+        _npz_of_a_terabyte,
+        "and its header says 1099511627776",
+    ),
     (many.k49, "k49-train-imgs.npz", copied("k49-train-labels.npz"), "{} contains labels, but"),
     (many.emnist_letters, "gzip.zip", cut(), "{} is damaged, encrypted, or not a zip"),
     (many.coco_2017, "*_val2017.json", cut(20), "{} is not a JSON file"),
@@ -395,6 +420,15 @@ DAMAGE = [
     ),
     (many.nus_wide_table, "images", empty, "none of the images"),
 ]
+
+
+@pytest.mark.parametrize(("name", "file"), [("cub", "CUB_200_2011.tgz"), ("mnist", "mnist.npz")])
+def test_a_pipe_is_no_archive(dirs, name, file):
+    (dirs["manual_dir"] / name).mkdir(parents=True)
+    os.mkfifo(dirs["manual_dir"] / name / file)
+    with pytest.raises(MissingArchiveError, match=file):
+        load_split(name, "train", **dirs)
+    assert not builders.describe(name, **dirs).found
 
 
 @pytest.mark.parametrize(("write", "place", "change", "named"), DAMAGE)

@@ -6,8 +6,12 @@ import io
 import logging
 import os
 import re
+import tracemalloc
 import unicodedata
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ from PIL import Image
 
 from experiments.cli.main import main
 from experiments.data import builders
+from experiments.data.builders import images
 from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.images import (
     SourceImage,
@@ -22,7 +27,7 @@ from experiments.data.builders.images import (
     inspect_image,
     read_image,
 )
-from experiments.data.pipeline import load_split
+from experiments.data.pipeline import RecordImages, load_split
 from experiments.errors import ConfigError
 from experiments.storage import storage_path
 from tests.experiments.fake_archives import decode, write_image
@@ -229,6 +234,135 @@ def test_damaged_exif_data_do_not_cost_the_orientation():
     assert found.shape == (60, 40, 3)
 
 
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    length, checksum = len(content), zlib.crc32(kind + content)
+    return length.to_bytes(4, "big") + kind + content + checksum.to_bytes(4, "big")
+
+
+def _png(width: int, height: int, *chunks: bytes) -> bytes:
+    """A black PNG of one bit a pixel."""
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\1\0\0\0\0"
+    rows = zlib.compress(bytes(height * ((width + 7) // 8 + 1)), 9)
+    parts = [_chunk(b"IHDR", header), *chunks, _chunk(b"IDAT", rows), _chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def _gif(screen: int, at: int, side: int) -> bytes:
+    sizes = [number.to_bytes(2, "little") for number in (screen, screen, at, at, side, side)]
+    colours = b"\xf0\0\0\0\0\0\xff\xff\xff"
+    start = b"GIF89a" + b"".join(sizes[:2]) + colours
+    return start + b"," + b"".join(sizes[2:]) + b"\0\2\2D\1\0;"
+
+
+def _icon(png: bytes) -> bytes:
+    """An icon that calls itself 16 pixels wide."""
+    start = b"\0\0\1\0\1\0\x10\x10\0\0\1\0\x20\0"
+    return start + len(png).to_bytes(4, "little") + (22).to_bytes(4, "little") + png
+
+
+def _tiled(side: int) -> bytes:
+    """A TIFF of 8×8 pixels in one tile of this many."""
+    tags = {256: 8, 257: 8, 258: 8, 259: 8, 262: 1, 277: 1, 322: side, 323: side, 324: 134, 325: 8}
+    entries = [tag.to_bytes(2, "little") + b"\4\0\1\0\0\0" for tag in tags]
+    values = [value.to_bytes(4, "little") for value in tags.values()]
+    table = b"".join(map(bytes.__add__, entries, values))
+    return b"II*\0\x08\0\0\0\x0a\0" + table + bytes(4) + zlib.compress(bytes(8))
+
+
+_TOO_MANY = "has more than 67,108,864 pixels; resize it"
+BOMBS = {
+    "PNG": (_png(8193, 8192), _TOO_MANY),
+    "GIF with a large screen": (_gif(65535, 0, 1), _TOO_MANY),
+    "GIF with a frame far off": (_gif(8, 65000, 500), _TOO_MANY),
+    "icon with a large PNG": (_icon(_png(8193, 8192)), _TOO_MANY),
+    "TIFF of one large tile": (_tiled(8193), _TOO_MANY),
+    "PPM": (b"P6 65536 65536 255\n", _TOO_MANY),
+    "text": (_png(8, 8, _chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**24)))), "too large"),
+    "profile": (_png(8, 8, _chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(2**24)))), "too large"),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("content", "why"), BOMBS.values(), ids=BOMBS)
+def test_small_files_with_large_images_are_refused(tmp_path, content, why):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(content)
+    for given in (path, content):
+        tracemalloc.start()
+        with pytest.raises(DamagedArchiveError, match=f"here.jpg is not a readable image: .*{why}"):
+            encode(SourceImage(given, "here.jpg"), (64, 64, 3))
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+        tracemalloc.stop()
+
+
+def test_a_file_of_more_bytes_than_any_image_takes_is_not_read(tmp_path):
+    with open(tmp_path / "a.webp", "wb") as file:
+        file.write(b"RIFF\0\0\0\0WEBPVP8 ")
+        file.truncate(2**34)
+    with pytest.raises(DamagedArchiveError, match="more than 536,870,912 bytes"):
+        encode(SourceImage(tmp_path / "a.webp", "a"), (64, 64, 3))
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_large_images_are_decoded_in_turn(monkeypatch):
+    """Of 40 megapixels, one at a time."""
+    content, now, most = _png(8000, 5000), [], []
+    decoded = images._decoded
+
+    def watched(image, *args):
+        now.append(image.width * image.height)
+        most.append(sum(now))
+        try:
+            return decoded(image, *args)
+        finally:
+            now.remove(image.width * image.height)
+
+    monkeypatch.setattr(images, "_decoded", watched)
+    with ThreadPoolExecutor(4) as pool:
+        sources = [SourceImage(given, "a") for given in [content] * 4 + [_png(8, 8)] * 4]
+        assert len([*pool.map(lambda source: encode(source, (8, 8, 1)), sources)]) == 8
+    assert 8000 * 5000 <= max(most) <= images.LARGEST
+
+
+def test_small_images_do_not_wait_for_large_ones():
+    with ThreadPoolExecutor(3) as pool, images._in_turn(images.LARGEST):
+        waiting = pool.submit(encode, SourceImage(_png(2048, 1024), "a"), (8, 8, 1))
+        for _ in range(3):
+            pool.submit(encode, SourceImage(_png(8, 8), "a"), (8, 8, 1)).result(timeout=60)
+        assert not waiting.done()
+    assert waiting.result()
+
+
+# What the extension promises is not what these are.
+_POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
+FOREIGN = {"EPS": _POSTSCRIPT, "IPTC": b"\x1c\2\0\0\2\0\0", "PSD": b"8BPS\0\1" + bytes(99)}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_the_content_does_not_choose_its_decoder(tmp_path, monkeypatch, content):
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "evil.jpg").write_bytes(content)
+    with pytest.raises(DamagedArchiveError, match=r"evil\.jpg is not a readable image: cannot id"):
+        encode(SourceImage(tmp_path / "evil.jpg", "evil.jpg"), (64, 64, 3))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("content", [_png(16, 8), _png(8193, 8192), _gif(8, 0, 8)])
+def test_a_record_of_another_size_or_format_is_damage(content):
+    source = SimpleNamespace(__getitems__=lambda rows: [{"image": content} for _ in rows])
+    spec = SimpleNamespace(whole=False, array_shape=(8, 8, 1))
+    with pytest.raises(DamagedArchiveError, match="here is damaged"):
+        RecordImages(source, spec, Path("here"), np.arange(1))[[0]]
+
+
+def test_a_pipe_is_no_image(tmp_path):
+    os.mkfifo(tmp_path / "a.jpg")
+    with pytest.raises(DamagedArchiveError, match=r"a\.jpg .* not a regular file"):
+        encode(SourceImage(tmp_path / "a.jpg", "a.jpg"), (64, 64, 3))
+
+
 # --- Class folders ------------------------------------------------------------------------------
 
 _NFC, _NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
@@ -260,6 +394,12 @@ def _links(train: Path, test: Path) -> None:
     (train / "elsewhere").rename(train.parent / "elsewhere")
     write_image(train.parent / "elsewhere/a.png", "a", 0)
     (train / "ant/more").symlink_to(train.parent / "elsewhere")
+
+
+def _no_files(train: Path, test: Path) -> None:
+    os.mkfifo(train / "ant/a.jpg")
+    os.mkfifo(train / "ant/b.png")
+    (train / "ant/c.jpg").mkdir()
 
 
 def _new_class(in_train: str, in_test: str):
@@ -310,6 +450,7 @@ ODD_FILES = {
         "",
     ),
     "one other file": (_put_text("ant/a.mov"), {}, _LEFT_OUT.format("1 file", "ant/a.mov")),
+    "no files": (_no_files, {}, _LEFT_OUT.format("2 files", "ant/a.jpg, ant/b.png")),
     "HEIC": (
         _put_text("ant/a.HEIC", "ant/b.heif"),
         {},
@@ -331,6 +472,16 @@ ODD_FILES = {
     "NFC beside NFD": (_both_spellings, {_NFC: 2}, ""),
     "not UTF-8": (_not_utf8, r"train/caf\xe9 is not UTF-8; rename it", ""),
     "a name of two lines": (_new_class("a\nb", "a\nb"), r"train/a\nb has several lines", ""),
+    "a name with colours": (
+        _new_class("a\x1b[31mb", "a"),
+        r"train/a\x1b[31mb has several lines or control characters; rename it",
+        "",
+    ),
+    "a file with colours": (
+        _put_text("ant/\x1b[2J\u202e.txt"),
+        {},
+        _LEFT_OUT.format("1 file", r"ant/\x1b[2J\u202e.txt"),
+    ),
     "an empty class": (
         _put_text("wasp/a.mov"),
         "train lists the class 'wasp', without images",

@@ -14,11 +14,11 @@ import tempfile
 import zipfile
 import zlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from lzma import LZMAError
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class DamagedArchiveError(ExperimentError, ValueError):
 
 
 class UnsafeArchiveError(ExperimentError, ValueError):
-    """A file would run code or write outside its folder. The message names it."""
+    """A file would run code, write outside its folder, or fill the disk. The message names it."""
 
 
 # --- Pickles ------------------------------------------------------------------------------------
@@ -209,6 +209,39 @@ def load_mat(path: Path, *names: str) -> dict[str, Any]:
 # --- Zip and tar --------------------------------------------------------------------------------
 
 
+class _TarInfo(tarfile.TarInfo):
+    """Refuses headers that `tarfile` would read into memory whole, at any size."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """The header of a member."""
+        member = super().frombuf(buf, encoding, errors)
+        long = not (member.isfile() or member.isdir()) and member.size > 2**20
+        if long or member.type == tarfile.GNUTYPE_SPARSE:
+            raise tarfile.FilterError(f"the header of {member.name!r} has {member.size:,} bytes")
+        return member
+
+
+def _check_sizes(archive: Path) -> Callable[[int], None]:
+    """A function that is called with sizes, and raises once their sum is that of a bomb.
+
+    Photographs hardly shrink, and tables of numbers to a tenth.
+    """
+    limit = 2**30 + 100 * archive.stat().st_size
+    total = 0
+
+    def add(size: int) -> None:
+        nonlocal total
+        total += size
+        if total > limit:
+            raise UnsafeArchiveError(
+                f"{archive} would be more than {limit:,} bytes unpacked, over 100 times its size; "
+                "unpack it by hand if you trust it"
+            )
+
+    return add
+
+
 def extract(archive: Path, target: Path, *, keep: Callable[[str], bool] | None = None) -> Path:
     """Extracts a zip or tar file, with any compression, into a folder that it returns.
 
@@ -217,25 +250,35 @@ def extract(archive: Path, target: Path, *, keep: Callable[[str], bool] | None =
 
     Raises:
       UnsafeArchiveError: A member of a tar file would be outside of the folder, is a link to the
-        outside, or a device. The message names it. `zipfile` keeps all members inside.
+        outside, or a device. The message names it. `zipfile` keeps all members inside. Or the
+        members have more than 2³⁰ bytes and 100 times those of the archive.
       DamagedArchiveError: The archive is truncated, encrypted, or has another format.
     """
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
+    add = _check_sizes(archive)
     partial = Path(tempfile.mkdtemp(prefix=f"incomplete.{target.name}.", dir=target.parent))
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as members:
+                for member in members.infolist():  # No more is read of a member than it states.
+                    add(member.file_size)
                 names = members.namelist()
                 members.extractall(partial, [n for n in names if keep is None or keep(n)])
         else:
-            with tarfile.open(archive) as members:
-                chosen = (m for m in members if keep is None or keep(m.name))
-                members.extractall(partial, chosen, filter="data")
+            with tarfile.open(archive, tarinfo=_TarInfo) as members:
+
+                def chosen() -> Iterator[tarfile.TarInfo]:
+                    for member in members:
+                        add(tarfile.BLOCKSIZE + member.size)
+                        if keep is None or keep(member.name):
+                            yield member
+
+                members.extractall(partial, chosen(), filter="data")
                 # The checksum of a compressed file is verified when its end is read.
-                while members.fileobj is not None and members.fileobj.read(1 << 20):
-                    pass
+                while members.fileobj is not None and (rest := members.fileobj.read(1 << 20)):
+                    add(len(rest))
         partial.rename(target)
     except tarfile.FilterError as error:
         raise UnsafeArchiveError(f"{archive}: {error}") from error
@@ -284,13 +327,14 @@ def tar_members(archive: Path) -> list[TarMember]:
     """
     found = []
     try:
-        with tarfile.open(archive, "r:") as outer:
+        with tarfile.open(archive, "r:", tarinfo=_TarInfo) as outer:
             for member in filter(_is_plain, outer):
                 name, start = member.name, member.offset_data
                 if not name.endswith(".tar"):
                     found.append(TarMember(archive, name, start, member.size))
                     continue
-                with tarfile.open(fileobj=outer.extractfile(member), mode="r:") as inner:
+                content = outer.extractfile(member)
+                with tarfile.open(fileobj=content, mode="r:", tarinfo=_TarInfo) as inner:
                     found += [
                         TarMember(archive, f"{name}/{e.name}", start + e.offset_data, e.size)
                         for e in filter(_is_plain, inner)

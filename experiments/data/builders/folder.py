@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import functools
 import hashlib
 import io
-import json
 import logging
 import os
 import re
+import typing
 import unicodedata
 import warnings
 from collections import Counter
@@ -38,14 +39,15 @@ from experiments.data.builders.images import (
     SourceImage,
     alike,
     encode,
+    hash_pixels,
     inspect_image,
     is_image,
+    leads_out,
     left_out,
     list_files,
     list_folders,
     list_images,
     open_files,
-    read_image,
     read_lines,
     readable,
     split_of_files,
@@ -53,7 +55,14 @@ from experiments.data.builders.images import (
 from experiments.data.builders.layouts import SearchPath, list_classes
 from experiments.data.builders.tasks import ClassificationBuilder, FewShotBuilder, MultiLabelBuilder
 from experiments.errors import ConfigError, nearest_path
-from experiments.storage import cache_folder, is_remote, write_json
+from experiments.storage import (
+    cache_folder,
+    is_remote,
+    load_json,
+    regular,
+    storage_path,
+    write_json,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +87,10 @@ _MEASURED_IMAGES = 128
 _LOSSLESS_SIDE = 64
 """Images of a shorter side up to this are stored without loss."""
 
+_NAME_BYTES = 100
+"""Of a folder's name, in the names of files: these have at most 255."""
+_SIGNS = frozenset(" ()<>|`$*[]{}\"'\\:?#%&")
+
 Split = ClassSplit | MultiLabelSplit
 
 
@@ -98,22 +111,23 @@ class Named(NamedTuple):
 
 
 def parse(name: str) -> Named:
-    """The parts of a name that begins with `PREFIX`; raises a `ConfigError` if there is no path."""
+    """The parts of a name that begins with `PREFIX`; raises a `ConfigError` if it has no path."""
     text = name.removeprefix(PREFIX)
     if not text:
         raise ConfigError(f"{name} lacks a path; set data.name = {PREFIX}PATH, a folder of images")
     if is_remote(Path(text)) or "://" in text:
         raise ConfigError(f"{name} must be a local folder; copy it to this machine")
-    match = re.fullmatch(r"(.*?)(?:#([0-9a-f]{12}))?", text, re.DOTALL)
-    assert match is not None
-    path, content = match[1], match[2] or ""
+    path, content = text, ""
+    match = re.fullmatch(r"(.*)#([0-9a-f]{12})", text, re.DOTALL)
+    if match and not os.path.exists(os.path.expanduser(text)):
+        path, content = match.groups()
     found = {"size": "", "colour": ""}
     patterns = r"\d+", "|".join([*ImageColor.colormap, "#[0-9a-f]{3}", "#[0-9a-f]{6}"])
     for option, pattern in 2 * tuple(zip(found, patterns, strict=True)):  # In any order.
         match = re.fullmatch(rf"(.*)@({pattern})", path, re.DOTALL | re.IGNORECASE)
         if match and not found[option] and not os.path.exists(os.path.expanduser(path)):
             path, found[option] = match[1], match[2].lower()
-    path = Path(os.path.abspath(os.path.expanduser(path)))
+    path = storage_path(os.path.abspath(os.path.expanduser(path)), "the folder")
     return Named(path, found["size"], found["colour"], content)
 
 
@@ -127,6 +141,8 @@ class _Listing:
     splits: Mapping[str, Split]
     left_out: tuple[str, ...] = ()
     """Lines on what is not taken."""
+    seen: Mapping[Path, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    """The size and the time of every file when its name was listed."""
 
 
 class _Facts(NamedTuple):
@@ -145,7 +161,7 @@ class _Facts(NamedTuple):
     """The images of every split."""
     copies: list[str]
     """Files without a split of their own that equal another one with the same labels."""
-    shared: dict[str, list[Any]]
+    shared: dict[str, tuple[int, str, str]]
     """Other images that equal an earlier one, in words by their splits or labels: their number, the
     first of them, and what it equals."""
     transparent: int
@@ -158,6 +174,12 @@ class _Facts(NamedTuple):
     """A hash of the names, sizes and times of all files."""
 
 
+_TYPES = typing.get_type_hints(_Facts).values()
+_BASES = {
+    kind.__name__: kind for kind in (ClassificationBuilder, FewShotBuilder, MultiLabelBuilder)
+}
+
+
 class FolderBuilder(ImageBuilder):
     """A folder of one's own; mixed into one of the classes in `tasks`."""
 
@@ -165,6 +187,11 @@ class FolderBuilder(ImageBuilder):
     FACTS: ClassVar[_Facts]
     LISTING: ClassVar[_Listing | None]
     """None if the folder no longer has the content, which may still be prepared."""
+
+    def _download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
+        super()._download_and_prepare(*args, **kwargs)
+        assert self.LISTING is not None
+        _check_unchanged(self.LISTING)
 
     def _records(self, split: Any, items: list[tuple[Any, Any]]) -> Iterator[dict[str, Any]]:
         assert self.LISTING is not None
@@ -296,12 +323,9 @@ def folder_builder(name: str) -> type[ImageBuilder]:
         mean=tuple(facts.mean),
         std=tuple(facts.std),
     )
-    base = {
-        kind.__name__: kind for kind in (ClassificationBuilder, FewShotBuilder, MultiLabelBuilder)
-    }
     return type(
         "Folder",
-        (FolderBuilder, base[facts.base]),
+        (FolderBuilder, _BASES[facts.base]),
         {
             "__module__": __name__,
             "name": f"folder_{facts.content}" + (f"_at_{size}" if own.size else ""),
@@ -323,9 +347,14 @@ def pinned(name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """A name for titles and files: the folder's, and the hash of its content."""
+    """A name for titles and files: the start of the folder's, and the hash of its content.
+
+    Spaces, line breaks and the signs of markup and of other systems' paths are underscores in it.
+    """
     own = parse(pinned(name))
-    return f"{own.path.name}-{own.content}" + (f"@{own.size}" if own.size else "")
+    plain = (c if c.isprintable() and c not in _SIGNS else "_" for c in own.path.name)
+    start = "".join(plain).encode()[:_NAME_BYTES].decode(errors="ignore") or "folder"
+    return f"{start}-{own.content}" + (f"@{own.size}" if own.size else "")
 
 
 def overlap(name: str, other: str) -> bool:
@@ -360,11 +389,12 @@ def _examine(path: Path, background: str, stamp: tuple[int, ...]) -> tuple[_List
     # The class method needs no instance, and says which classes are in only one split.
     listing.base.check_splits(listing.splits)
     files = [*_files(listing)]
+    listing = replace(listing, seen={file: _size_and_time(file) for _, _, file in files})
     key = hashlib.sha256(repr([listing.base.__name__, *listing.splits]).encode())
     for split, labels, file in files:
-        status = file.stat()
-        key.update(repr((split, labels, _below(file, listing), status.st_size)).encode())
-        key.update(repr(status.st_mtime_ns).encode())
+        size, time = listing.seen[file]
+        key.update(repr((split, labels, _below(file, listing), size)).encode())
+        key.update(repr(time).encode())
     if known is None or known.files != key.hexdigest():
         with _naming_all(listing):
             known = _measure(listing, files, background)._replace(files=key.hexdigest())
@@ -374,17 +404,62 @@ def _examine(path: Path, background: str, stamp: tuple[int, ...]) -> tuple[_List
     return _without_copies(listing, known.copies), known
 
 
+def _size_and_time(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _check_unchanged(listing: _Listing) -> None:
+    """Raises if a file is no longer as it was listed: its content would have another one's name."""
+    for file, before in listing.seen.items():
+        with contextlib.suppress(OSError):
+            if _size_and_time(file) == before:
+                continue
+        _examine.cache_clear()
+        raise DamagedArchiveError(
+            f"{readable(file)} has changed while the images were read; run the command again"
+        )
+
+
 def _remembered(stem: str) -> _Facts | None:
     """What is known of a content, or a path."""
     try:
-        text = (cache_folder("folders") / f"{stem}.json").read_text(encoding="utf-8")
-        return _Facts(**json.loads(text))
+        facts = _Facts(**load_json(cache_folder("folders") / f"{stem}.json"))
+        return facts if _are_valid(facts) else None
     except (OSError, ValueError, TypeError):  # Absent, damaged, or of another version.
         return None
 
 
-def _list(path: Path) -> _Listing:
-    """Finds the splits and classes of a folder, or of a CSV file."""
+def _are_valid(facts: _Facts) -> bool:
+    """Whether facts that were read are of the types and lengths of those that are written."""
+    return (
+        all(map(_is_of, facts, _TYPES))
+        and re.fullmatch("[0-9a-f]{12}", facts.content) is not None
+        and facts.base in _BASES
+        and 1 <= facts.side <= SIDE
+        and facts.channels in (1, 3)
+        and len(facts.mean) == len(facts.std) == facts.channels
+        and facts.classes.keys() == facts.images.keys() != set()
+        and all(facts.classes.values())
+    )
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a JSON value has a type of `_Facts`."""
+    outer, of = typing.get_origin(kind), typing.get_args(kind)
+    if outer is dict:
+        return isinstance(value, dict) and all(_is_of(item, of[1]) for item in value.values())
+    if outer is list:
+        return isinstance(value, list) and all(_is_of(item, of[0]) for item in value)
+    if outer is tuple:
+        same = isinstance(value, list) and len(value) == len(of)
+        return same and all(map(_is_of, value, of))
+    return type(value) is kind and (kind is str or 0 <= value < 2**31)
+
+
+def _list(path: Path, root: Path | None = None) -> _Listing:
+    """Finds the splits and classes of a folder, or of a CSV file; `root` is the folder as named."""
+    root = root or path
     shown = f"{PREFIX}{readable(path)}"
     if path.is_file() and path.suffix.lower() == ".csv":
         return _read_csv(path)
@@ -394,9 +469,12 @@ def _list(path: Path) -> _Listing:
         raise ConfigError(
             f"{shown} {what}; {hint or 'set a folder with one folder of images per class'}"
         )
+    folders = list_folders(path)
+    for place in (path / LABELS, *(own for own in folders if own.name.lower() in _SPLITS)):
+        if leads_out(place, root):
+            raise ConfigError(f"{shown}: {place.name} is a link out of the folder; copy it in")
     if (path / LABELS).is_file():
         return _read_csv(path / LABELS)
-    folders = list_folders(path)
     parts: dict[str, Path] = {}
     for folder in folders:
         if (split := _SPLITS.get(folder.name.lower())) is not None:
@@ -409,7 +487,7 @@ def _list(path: Path) -> _Listing:
     elif "train" in parts and len(parts) > 1:
         order = "train", "validation", "test"
     elif len(folders) == 1 and "train" in parts and list_folders(parts["train"]):
-        return _list(parts["train"])
+        return _list(parts["train"], root)
     else:
         parts, order = {"train": path}, ("train",)
     if len(parts) > 1:
@@ -417,14 +495,15 @@ def _list(path: Path) -> _Listing:
         lines += left_out(beside, path, "folder", "beside the splits")
     splits: dict[str, Split] = {}
     for split in (split for split in order if split in parts):
-        found, others = list_classes(parts[split])
+        found, others, links = list_classes(parts[split], root)
         place = f"{parts[split].name}: " if len(parts) > 1 else ""
         empty = [parts[split] / name for name, images in found.classes.items() if not images]
         others += left_out(empty, parts[split], "folder", "without images")
+        others += left_out(links, parts[split], "link", "out of the folder, to be copied into it")
         lines += [place + line for line in others]
         classes = {name: images for name, images in found.classes.items() if images}
         if not classes:
-            raise _no_images(parts[split])
+            raise _no_images(parts[split], links)
         splits[split] = ClassSplit(classes, found.open, found.source)
     return _classified(path, splits, lines)
 
@@ -460,8 +539,13 @@ def _classified(root: Path, splits: dict[str, Split], lines: list[str]) -> _List
     return _Listing(base, root, splits, tuple(lines))
 
 
-def _no_images(folder: Path) -> ConfigError:
+def _no_images(folder: Path, links: list[Path]) -> ConfigError:
     shown = readable(folder)
+    if links:
+        return ConfigError(
+            f"{shown} has no images but behind {len(links)} links out of the folder, such as "
+            f"{readable(min(links).relative_to(folder))}; copy the files into it"
+        )
     if count := len(list_images(folder)):
         return ConfigError(
             f"{shown} has {count} images, but no folder per class; put the images of each class "
@@ -469,7 +553,7 @@ def _no_images(folder: Path) -> ConfigError:
         )
     if others := list_files(folder):
         return ConfigError(
-            f"{shown} has {len(others)} files, but none is an image that Pillow reads, such as "
+            f"{shown} has {len(others)} files, but none is an image by its extension, such as "
             f"{readable(min(others).relative_to(folder))}; convert photographs to JPEG or PNG"
         )
     return ConfigError(
@@ -636,12 +720,11 @@ def _measure(listing: _Listing, files: list[tuple[str, str, Path]], background: 
     """Reads all files, and decodes those that may have the pixels of another one."""
 
     def examine(item: tuple[str, str, Path]) -> tuple[str, Inspected]:
-        content = item[2].read_bytes()
-        return hashlib.sha256(content).hexdigest(), inspect_image(content)
+        with regular(item[2]).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest(), inspect_image(item[2])
 
     def pixels(hashed: str, small: bool = False) -> Hashable:
-        image = read_image(paths[hashed], channels, **how, small=small)
-        return image.size, hashlib.blake2b(image.tobytes()).digest()
+        return hash_pixels(paths[hashed], channels, **how, small=small)
 
     def may_be_small(hashed: str) -> Hashable:
         size = found[hashed].size
@@ -666,7 +749,7 @@ def _measure(listing: _Listing, files: list[tuple[str, str, Path]], background: 
     # The stored pixels depend on these, too.
     content.update(background.encode() * (transparent > 0) + str(bits).encode() * (bits < 16))
     first: dict[Hashable, tuple[str, Path]] = {}
-    shared: dict[str, list[Any]] = {}
+    shared: dict[str, tuple[int, str, str]] = {}
     for (split, labels, file), (hashed, _) in zip(files, examined, strict=True):
         equal = same.get(hashed, hashed)
         if len(listing.splits) == 1 and (labels, equal) in seen:
@@ -681,8 +764,9 @@ def _measure(listing: _Listing, files: list[tuple[str, str, Path]], background: 
                 which = (
                     "copies of an image with other labels, perhaps one for training, one for test"
                 )
-            pair = _below(file, listing), _below(other, listing)
-            shared.setdefault(which, [0, *pair])[0] += 1
+            new = 0, _below(file, listing), _below(other, listing)
+            count, one, another = shared.get(which, new)
+            shared[which] = count + 1, one, another
     left = _without_copies(listing, copies)
     training = [file for split, _, file in _files(left) if split == next(iter(left.splits))]
     measured = training[:: -(-len(training) // _MEASURED_IMAGES)]
@@ -712,7 +796,10 @@ def _in_threads(action: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]
 
 @contextlib.contextmanager
 def _naming_all(listing: _Listing) -> Iterator[None]:
-    """Where an image cannot be read, decodes all, and raises one error that names all of these."""
+    """Where an image cannot be read, decodes all, and raises one error that names all of these.
+
+    An image that was changed in the context has another error, also if it can be read.
+    """
 
     def problem(file: Path) -> BaseException | None:
         try:
@@ -720,15 +807,21 @@ def _naming_all(listing: _Listing) -> Iterator[None]:
         except DamagedArchiveError as error:
             return error.__cause__
 
+    def is_heic(file: Path) -> bool:
+        with regular(file).open("rb") as opened:
+            return opened.read(10)[4:] in (b"ftyphe", b"ftypmi")
+
     try:
         yield
+        _check_unchanged(listing)
     except Exception:  # Pillow raises almost any exception on a damaged file.
+        _check_unchanged(listing)
         files = [file for _, _, file in _files(listing)]
         problems = zip(files, _in_threads(problem, files), strict=True)
         if not (found := {file: error for file, error in problems if error}):
             raise
         names = ", ".join(_below(file, listing) for file in [*found][:10])
-        heic = sum(file.read_bytes()[4:10] in (b"ftyphe", b"ftypmi") for file in found)
+        heic = sum(map(is_heic, found))
         raise DamagedArchiveError(
             f"{readable(listing.root)}: {len(found)} of {len(files)} images cannot be read: "
             f"{names}{', …' * (len(found) > 10)}; repair or delete them"

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import io
 import json
 import os
 import re
+import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageOps
 
 from experiments.data.builders.archives import DamagedArchiveError, load_pickle
+from experiments.storage import regular
 
 Encoding = Literal["png", "jpeg"]
 
 LONGEST = 2
 """The longer side of a photograph that is stored whole, relative to the size of the data set."""
+
+LARGEST = 2**26
+"""The most pixels of an image that is read, and of all that are decoded at a time."""
+_MOST_BYTES = 8 * LARGEST
+"""Of a file: more than any of so many pixels needs."""
+Image.MAX_IMAGE_PIXELS = LARGEST // 2  # Pillow refuses twice as many, and warns below that.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+# Blocks of a large image go back to the system; of smaller blocks, every thread would keep some.
+Image.core.set_block_size(2**26)
+
+_FORMATS = (
+    *("JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "DIB", "PPM", "JPEG2000", "AVIF"),
+    *("ICO", "PCX", "QOI", "SGI", "SUN", "TGA"),
+)
+"""The formats of images that are read, whatever the extension says. Others of Pillow's start a
+program (EPS), open what is inside a file in any format (IPTC), or are not those of photographs."""
 
 Table = Sequence[Any] | np.ndarray
 """Pixels uint8 [n, h, w, c], or n encoded images."""
@@ -148,18 +169,17 @@ def split_of_pickle(path: Path, prefix: str) -> ClassSplit:
 
 
 @functools.cache
-def _image_extensions() -> frozenset[str]:
-    """The extensions of the images that Pillow reads by itself, in lower case."""
+def _image_formats() -> tuple[str, ...]:
+    """Of `_FORMATS`, those that this Pillow reads."""
     Image.init()
-    stubs = {name for name, (opener, _) in Image.OPEN.items() if _is_stub(opener)}
-    # A video is only identified, and Ghostscript, if it is there, draws EPS at any size. Stereo
-    # photographs (MPO) are opened as JPEG.
-    read = {*Image.OPEN, "MPO"} - stubs - {"MPEG", "EPS"}
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+@functools.cache
+def _image_extensions() -> frozenset[str]:
+    """The extensions of the images that are read, in lower case."""
+    read = {*_image_formats(), "MPO"}  # Stereo photographs are opened as JPEG.
     return frozenset(end for end, name in Image.registered_extensions().items() if name in read)
-
-
-def _is_stub(opener: Any) -> bool:
-    return isinstance(opener, type) and issubclass(opener, ImageFile.StubImageFile)
 
 
 # In lower case. Hidden files and folders are skipped, too.
@@ -197,16 +217,23 @@ def list_images(folder: Path) -> list[Path]:
       folder: The folder. It may not exist.
 
     Returns:
-      The files that Pillow reads, by file extension, without those that systems leave behind.
+      The files that are read, by file extension, without those that systems leave behind.
     """
     if not folder.is_dir():
         return []
-    return [path for path in folder.iterdir() if is_image(path.name)]
+    with os.scandir(folder) as found:
+        names = [entry.name for entry in found if is_image(entry.name) and not _is_special(entry)]
+    return [folder / name for name in names]
 
 
 def is_image(name: str) -> bool:
-    """Whether Pillow reads files of this name, by the extension."""
+    """Whether files of this name are read as images, by the extension."""
     return os.path.splitext(name)[1].lower() in _image_extensions() and not is_of_system(name)
+
+
+def _is_special(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder, or a pipe, a socket or a device. A link to nothing is an error."""
+    return not entry.is_file() and os.path.exists(entry)
 
 
 def list_files(folder: Path) -> list[Path]:
@@ -216,25 +243,53 @@ def list_files(folder: Path) -> list[Path]:
       folder: The folder.
 
     Returns:
-      The files, also those behind links, each once.
+      The files, also those behind links that stay in the folder, each once; not pipes, sockets and
+      devices.
 
     Raises:
       OSError: A folder cannot be read.
     """
+    return [Path(entry.path) for entry in _walk(folder, folder, []) if not _is_special(entry)]
 
-    def fail(error: OSError) -> None:
-        raise error
 
-    files, visited = [], set()
-    for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-        real = os.path.realpath(place)
+def list_images_and_others(
+    folder: Path, root: Path | None
+) -> tuple[list[Path], list[Path], list[Path]]:
+    """As `list_files`, but links may lead anywhere below `root`, or anywhere at all.
+
+    Returns:
+      The images; all others, also pipes, sockets and devices; and the links that lead out.
+    """
+    found: dict[bool, list[Path]] = {True: [], False: []}
+    links: list[Path] = []
+    for entry in _walk(folder, root, links):
+        found[is_image(entry.name) and not _is_special(entry)].append(Path(entry.path))
+    return found[True], found[False], links
+
+
+def leads_out(path: Path | os.DirEntry[str], root: Path | None) -> bool:
+    """Whether it is a link to a place that is not below `root`."""
+    if root is None or not path.is_symlink():
+        return False
+    return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
+
+
+def _walk(folder: Path, root: Path | None, links: list[Path]) -> Iterator[os.DirEntry[str]]:
+    """All that is no folder, in a folder and its subfolders; `links` receives what leads out."""
+    visited: set[str] = set()
+    places = [os.fspath(folder)]
+    while places:
+        real = os.path.realpath(place := places.pop(0))
         if real in visited:  # A link to a folder above.
-            folders.clear()
             continue
         visited.add(real)
-        folders[:] = sorted(name for name in folders if not is_of_system(name))
-        files += [Path(place, name) for name in names if not is_of_system(name)]
-    return files
+        with os.scandir(place) as found:
+            named = [entry for entry in found if not is_of_system(entry.name)]
+        entries = [entry for entry in named if not leads_out(entry, root)]
+        links += [Path(entry.path) for entry in named if leads_out(entry, root)]
+        below = [entry.path for entry in entries if entry.is_dir()]
+        places[:0] = sorted(below)
+        yield from (entry for entry in entries if not entry.is_dir())
 
 
 def alike(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -265,10 +320,14 @@ def left_out(paths: Iterable[Path], folder: Path, noun: str, why: str) -> list[s
     return [f"left out {count} {why}: {shown}"]
 
 
+_CONTROLS = "[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
+"""Also line breaks, and what turns the direction of writing."""
+
+
 def readable(path: Path) -> str:
-    """The path, with the bytes that are not UTF-8 as `\\xe9`."""
+    """The path, with bytes that are not UTF-8 and what controls a terminal as `\\xe9`."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return text.replace("\n", "\\n").replace("\r", "\\r")
+    return re.sub(_CONTROLS, lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def class_name(folder: Path) -> str:
@@ -281,16 +340,17 @@ def class_name(folder: Path) -> str:
       Its name.
 
     Raises:
-      DamagedArchiveError: The name is not UTF-8, or has several lines. The message has the path.
+      DamagedArchiveError: The name is not UTF-8, or has control characters. The message has the
+        path.
     """
     try:
         folder.name.encode()
     except UnicodeEncodeError:
         problem = "is not UTF-8"
     else:
-        if folder.name.splitlines() == [folder.name]:
+        if not re.search(_CONTROLS, folder.name):
             return folder.name
-        problem = "has several lines"
+        problem = "has several lines or control characters"
     raise DamagedArchiveError(
         f"the name of the folder {readable(folder)} {problem}; rename it, as the class has its name"
     )
@@ -421,17 +481,18 @@ def encode(
     """
     height, width, channels = shape
     try:
-        decoded = read_image(image.content, channels, background=background, bits=bits)
-        if whole:
-            size = _whole_size(*decoded.size, height)
-            if size != decoded.size:
+        with _opened(image.content) as opened:
+            decoded = _decoded(opened, channels, background, bits)
+            if whole:
+                size = _whole_size(*decoded.size, height)
+                if size != decoded.size:
+                    decoded = decoded.resize(size, Image.Resampling.BILINEAR)
+            elif decoded.size != (width, height):
+                scale = max(width / decoded.width, height / decoded.height)
+                size = round(decoded.width * scale), round(decoded.height * scale)
                 decoded = decoded.resize(size, Image.Resampling.BILINEAR)
-        elif decoded.size != (width, height):
-            scale = max(width / decoded.width, height / decoded.height)
-            size = round(decoded.width * scale), round(decoded.height * scale)
-            decoded = decoded.resize(size, Image.Resampling.BILINEAR)
-            left, top = (decoded.width - width) // 2, (decoded.height - height) // 2
-            decoded = decoded.crop((left, top, left + width, top + height))
+                left, top = (decoded.width - width) // 2, (decoded.height - height) // 2
+                decoded = decoded.crop((left, top, left + width, top + height))
     except Exception as error:
         # Pillow's decoders raise almost any exception on a damaged file.
         raise DamagedArchiveError(f"{image.source} is not a readable image: {error}") from error
@@ -453,56 +514,117 @@ def _whole_size(width: int, height: int, side: int) -> tuple[int, int]:
     return (shorter, longer) if width < height else (longer, shorter)
 
 
-def read_image(
-    content: Path | bytes | np.ndarray,
-    channels: int,
-    *,
-    background: str = "white",
-    bits: int = 16,
-    small: bool = False,
-) -> Image.Image:
-    """Decodes an image: the one way from a file to pixels.
+@contextlib.contextmanager
+def _opened(content: Path | bytes | np.ndarray) -> Iterator[Image.Image]:
+    """Opens an image, which is decoded in the context; the one way from a file to an image."""
+    if isinstance(content, np.ndarray) and content.ndim == 3 and content.shape[-1] in (1, 3):
+        yield Image.fromarray(content[..., 0] if content.shape[-1] == 1 else content)
+        return
+    if isinstance(content, np.ndarray):  # An encoded image, as OpenCV returns it.
+        content = content.tobytes()
+    if isinstance(content, Path) and regular(content).stat().st_size > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES:,} bytes; resize it")
+    file = io.BytesIO(content) if isinstance(content, bytes) else content
+    try:
+        with Image.open(file, formats=_image_formats()) as image, _in_turn(_size(image)):
+            yield image
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"it has more than {LARGEST:,} pixels; resize it") from error
+
+
+def _size(image: Image.Image) -> int:
+    """The most pixels that are decoded at once: of the image, of a tile of a TIFF, in an icon."""
+    tags = getattr(image, "tag_v2", {})
+    size = max(image.width * image.height, int(tags.get(322, 0)) * int(tags.get(323, 0)))
+    if size > LARGEST:
+        raise Image.DecompressionBombError
+    return LARGEST if image.format == "ICO" else size
+
+
+_SHARE = 2**20
+"""Images of fewer pixels do not wait."""
+_shares, _queue = threading.Semaphore(LARGEST // _SHARE), threading.Lock()
+
+
+@contextlib.contextmanager
+def _in_turn(size: int) -> Iterator[None]:
+    """Waits until the images that other threads decode leave room for so many pixels."""
+    count = size // _SHARE
+    with _queue if count else contextlib.nullcontext():
+        for _ in range(count):
+            _shares.acquire()
+    try:
+        yield
+    finally:
+        if count:
+            _shares.release(count)
+
+
+def read_image(content: Path | bytes | np.ndarray, channels: int, **how: Any) -> Image.Image:
+    """Decodes an image.
 
     Args:
       content: As in `SourceImage`.
       channels: 1 for grey, 3 for RGB.
-      background: The colour that transparent images are laid on, as Pillow names it. What a file
-        hides under transparent pixels is arbitrary.
-      bits: How many of the lower bits count in greys of 16 bits of which the file states nothing.
-      small: Whether to decode a JPEG at an eighth of its size, for speed.
+      **how: Optional arguments of `_decoded`.
 
     Returns:
       The image of 8 bits a channel, turned as its EXIF orientation says, and opaque.
     """
-    if isinstance(content, np.ndarray) and content.ndim == 3 and content.shape[-1] in (1, 3):
-        turned = Image.fromarray(content[..., 0] if content.shape[-1] == 1 else content)
-        return turned.convert("L" if channels == 1 else "RGB")
-    if isinstance(content, np.ndarray):  # An encoded image, as OpenCV returns it.
-        content = content.tobytes()
-    with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
-        if small:
-            image.draft(None, (1, 1))
-        image.load()
-        white, inverted = _range_of_greys(image, bits)
-        image.getexif()
-        transparency = image.info.get("transparency")
-        # Pillow now knows the orientation. The rest is neither stored nor converted: damaged EXIF
-        # data would stop `exif_transpose`.
-        image.info.clear()
-        turned = ImageOps.exif_transpose(image)
+    with _opened(content) as image:
+        return _decoded(image, channels, **how)
+
+
+def hash_pixels(content: Path, channels: int, **how: Any) -> tuple[tuple[int, int], bytes]:
+    """The size and a hash of the pixels of what `read_image` returns."""
+    with _opened(content) as image:
+        decoded = _decoded(image, channels, **how)
+        return decoded.size, hashlib.blake2b(decoded.tobytes()).digest()
+
+
+def _decoded(
+    image: Image.Image,
+    channels: int,
+    background: str = "white",
+    bits: int = 16,
+    small: bool = False,
+) -> Image.Image:
+    """Decodes an opened image; it takes at most 12 bytes a pixel.
+
+    Args:
+      image: The image, which changes.
+      channels: As in `read_image`, as what is returned.
+      background: The colour that transparent images are laid on, as Pillow names it. What a file
+        hides under transparent pixels is arbitrary.
+      bits: How many of the lower bits count in greys of 16 bits of which the file states nothing.
+      small: Whether to decode a JPEG at an eighth of its size, for speed.
+    """
+    if small:
+        image.draft(None, (1, 1))
+    image.load()
+    white, inverted = _range_of_greys(image, bits)
+    image.getexif()
+    transparency = image.info.get("transparency")
+    # Pillow now knows the orientation. The rest is neither stored nor converted: damaged EXIF data
+    # would stop `exif_transpose`.
+    image.info.clear()
+    ImageOps.exif_transpose(image, in_place=True)
     if white is not None:
-        levels = np.asarray(turned).astype(np.uint32)
-        grey = (np.minimum(levels, white) * 255 + white // 2) // white
-        turned = Image.fromarray((255 - grey if inverted else grey).astype(np.uint8))
-        if transparency is not None:  # A level.
-            turned.putalpha(Image.fromarray(np.where(levels == transparency, 0, 255).astype("u1")))
+        levels = np.asarray(image).astype(np.uint32)
+        opaque = None if transparency is None else levels != transparency  # A level.
+        np.minimum(levels, white, out=levels)
+        levels *= 255
+        levels += white // 2
+        levels //= white
+        image = Image.fromarray((255 - levels if inverted else levels).astype(np.uint8))
+        if opaque is not None:
+            image.putalpha(Image.fromarray(opaque.astype(np.uint8) * 255))
     elif transparency is not None:
-        turned.info["transparency"] = transparency
-    if turned.has_transparency_data:
-        canvas = Image.new("RGBA", turned.size, background)
-        canvas.alpha_composite(turned.convert("RGBA"))
-        turned = canvas
-    return turned.convert("L" if channels == 1 else "RGB")
+        image.info["transparency"] = transparency
+    if image.has_transparency_data:
+        over = image if image.mode == "RGBA" else image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, background), over)
+    return image.convert("L" if channels == 1 else "RGB")
 
 
 class Inspected(NamedTuple):
@@ -520,19 +642,20 @@ class Inspected(NamedTuple):
     """Of colours of 16 bits, of which Pillow reads the upper 8: whether all are below half."""
 
 
-def inspect_image(content: bytes) -> Inspected:
+def inspect_image(content: Path | bytes) -> Inspected:
     """What an image needs of its data set; most images are not decoded for it."""
-    with Image.open(io.BytesIO(content)) as image:
+    with _opened(content) as image:
         transparent, largest, deep = image.has_transparency_data, 0, image.mode[:4] == "I;16"
-        coarse = False if not deep and re.search(";16[BLN]", str(image.tile)) else None
+        tiles = str(image.tile)  # pyright: ignore[reportAttributeAccessIssue]
+        coarse = False if not deep and re.search(";16[BLN]", tiles) else None
         if deep and image.format in ("PNG", "TIFF") and _range_of_greys(image, 0)[0] == 0:
             levels = np.asarray(image)
             opaque = levels[levels != image.info.get("transparency", -1)]
             transparent, largest = opaque.size < levels.size, int(opaque.max(initial=0))
         elif transparent or coarse is not None:
-            *colours, alpha = np.asarray(image.convert("RGBA")).reshape(-1, 4).T
-            transparent = bool(alpha.min() < 255)
-            coarse = coarse if coarse is None else max(map(np.max, colours)) < 128
+            extrema: Any = image.convert("RGBA").getextrema()  # Of every channel.
+            transparent = extrema[3][0] < 255
+            coarse = coarse if coarse is None else max(most for _, most in extrema[:3]) < 128
         grey = image.mode in ("1", "L", "LA", "La", "I", "F") or deep
         size, is_jpeg = (min(image.size), max(image.size)), image.format in ("JPEG", "MPO")
         return Inspected(size, is_jpeg, grey, transparent, largest, coarse)

@@ -13,12 +13,12 @@ from experiments.data.builders.archives import DamagedArchiveError, MissingArchi
 from experiments.data.builders.images import (
     ClassSplit,
     class_name,
-    is_image,
     is_of_system,
+    leads_out,
     left_out,
-    list_files,
     list_folders,
     list_images,
+    list_images_and_others,
     readable,
     split_of_files,
     split_of_pickle,
@@ -61,7 +61,7 @@ class SearchPath:
         """
         spelled = itertools.chain.from_iterable(map(self._spellings, names))
         for name, folder in itertools.product(spelled, self.folders):
-            if (folder / name).exists():
+            if _is_there(folder / name):
                 return folder / name
         return None
 
@@ -145,7 +145,7 @@ class Part:
         archive = search_path.get(*self.archives)
         top = search_path.extract(archive, keep)
         for path in (top / self.path, *sorted(top.glob(f"*/{self.path}"))):
-            if path.exists():
+            if _is_there(path):
                 return path
         raise DamagedArchiveError(f"{archive} contains no required file of {self.path}")
 
@@ -211,9 +211,14 @@ def inside(folder: Path, name: str) -> Path:
       DamagedArchiveError: The file does not exist.
     """
     for path in (folder / name, *sorted(folder.glob(f"*/{name}"))):
-        if path.exists():
+        if _is_there(path):
             return path
     raise DamagedArchiveError(f"{folder} has no {name}")
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is a file or folder: to open a pipe or a device could take forever."""
+    return path.is_file() or path.is_dir()
 
 
 def class_folders(name: str, splits: Mapping[str, Sequence[str]]) -> Layout:
@@ -267,35 +272,39 @@ def has_class_folders(folder: Path) -> bool:
 
 def read_folders(folder: Path) -> ClassSplit:
     """As `list_classes`, but the log has the lines."""
-    split, lines = list_classes(folder)
+    split, lines, _ = list_classes(folder)
     for line in lines:
         _log.warning("%s: %s", readable(folder), line)
     return split
 
 
-def list_classes(folder: Path) -> tuple[ClassSplit, list[str]]:
+def list_classes(
+    folder: Path, root: Path | None = None
+) -> tuple[ClassSplit, list[str], list[Path]]:
     """Lists the images of a folder that contains one folder per class.
 
     Images in the subfolders of a class belong to it. Files that are not images are left out.
 
     Args:
       folder: The folder.
+      root: If given, links that lead out of this folder are left out, too.
 
     Returns:
-      The classes and their files, sorted by name; and lines that count and name the files that are
-      left out, if there are any.
+      The classes and their files, sorted by name; lines that count and name the files that are
+      left out, if there are any; and the links that lead out of `root`.
 
     Raises:
       DamagedArchiveError: The name of a folder cannot be that of a class.
     """
     classes: dict[str, list[Path]] = {}
     others = [path for path in folder.iterdir() if path.is_file() and not is_of_system(path.name)]
+    links = [path for path in list_folders(folder) if leads_out(path, root)]
     for path in list_folders(folder):
-        files = list_files(path)
-        images = [file for file in files if is_image(file.name)]
-        others += [file for file in files if not is_image(file.name)]
-        classes[class_name(path)] = images
+        if not leads_out(path, root):
+            classes[class_name(path)], beside, out = list_images_and_others(path, root)
+            others += beside
+            links += out
     heic = [file for file in others if file.suffix.lower() in (".heic", ".heif")]
     lines = left_out({*others} - {*heic}, folder, "file", "without an image")
     lines += left_out(heic, folder, "photograph", "as HEIC, to be converted to JPEG")
-    return split_of_files(classes, folder), lines
+    return split_of_files(classes, folder), lines, links

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import io
 import math
 import string
+import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.lib import format as npy
 
 from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.arrays import array_split
@@ -22,6 +25,8 @@ from experiments.data.builders.tasks import ClassificationBuilder
 _SIDE = 28
 _AXES = {"images": 3, "labels": 1}
 """The axes of the two kinds of files, in the order in which they are read."""
+_MOST_BYTES = 2**30
+"""Of an array that is read; the largest one published has half as many."""
 _FIRST_LABELS = {
     "fashion_mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5],
     "mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4],
@@ -41,33 +46,46 @@ def _read_idx(path: Path, kind: str) -> np.ndarray:
     """The images or labels of an IDX file, which may be compressed whatever its name."""
     if path.is_dir():  # As some programs unpack the file.
         raise DamagedArchiveError(f"{path} is a folder; put the file in its place")
-    content = path.read_bytes()
-    if content[:2] == b"\x1f\x8b":
+    with path.open("rb") as file:
+        if file.peek(2)[:2] != b"\x1f\x8b":
+            return _read_open_idx(file, path, kind)
         try:
-            content = gzip.decompress(content)
+            with gzip.open(file) as unpacked:
+                return _read_open_idx(unpacked, path, kind)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DamagedArchiveError(f"{path} is a damaged gzip file: {error}") from error
-    if len(content) < 4 or content[:2] != b"\0\0" or not content[3]:
+
+
+def _read_open_idx(file: io.BufferedIOBase, path: Path, kind: str) -> np.ndarray:
+    """As `_read_idx`. Reads no more than the header says, and one byte: a bomb says less."""
+    start = file.read(4)
+    if len(start) < 4 or start[:2] != b"\0\0" or not start[3]:
         raise DamagedArchiveError(
-            f"{path} is not an IDX file: it starts with {content[:4].hex(' ') or 'nothing'}, where "
+            f"{path} is not an IDX file: it starts with {start.hex(' ') or 'nothing'}, where "
             f"a file of {kind} has 00 00 08 {_AXES[kind]:02}"
         )
-    axes = content[3]
-    start = 4 + 4 * axes
-    if len(content) < start:
+    axes = start[3]
+    sizes = file.read(4 * axes)
+    if len(sizes) < 4 * axes:
         raise DamagedArchiveError(f"{path} ends within its header")
-    if content[2] != 8:
+    if start[2] != 8:
         raise DamagedArchiveError(
-            f"{path} has elements of the type {content[2]:#04x}, not unsigned bytes (0x08)"
+            f"{path} has elements of the type {start[2]:#04x}, not unsigned bytes (0x08)"
         )
-    shape = tuple(np.frombuffer(content, ">u4", axes, offset=4).tolist())
-    if len(content) != start + math.prod(shape):
+    shape = tuple(np.frombuffer(sizes, ">u4").tolist())
+    size = math.prod(shape)
+    if size > _MOST_BYTES:
         raise DamagedArchiveError(
-            f"{path} should have {math.prod(shape)} bytes after its header, which says "
-            f"{_of(shape)}, and has {len(content) - start}"
+            f"{path} has a header that says {_of(shape)}, above the limit of {_MOST_BYTES:,} bytes"
+        )
+    content = file.read(size + 1)
+    if len(content) != size:
+        raise DamagedArchiveError(
+            f"{path} should have {size} bytes after its header, which says {_of(shape)}, and has "
+            f"{len(content) if len(content) < size else 'more'}"
         )
     try:
-        array = np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+        array = np.frombuffer(content, np.uint8).reshape(shape)
     except ValueError as error:  # Of sizes of which one is 0, or too many.
         raise DamagedArchiveError(f"{path} has a damaged header: {error}") from error
     return _checked(array, path, kind)
@@ -76,8 +94,20 @@ def _read_idx(path: Path, kind: str) -> np.ndarray:
 def _read_npz(path: Path, kind: str, key: str) -> np.ndarray:
     """The images or labels in an array of a file of NumPy."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            array = arrays[key]
+        with zipfile.ZipFile(path) as archive:
+            member = archive.getinfo(f"{key}.npy")
+            with archive.open(member) as file:
+                version = npy.read_magic(file)
+                old = version == (1, 0)
+                header = npy.read_array_header_1_0(file) if old else npy.read_array_header_2_0(file)
+                size = math.prod(header[0]) * header[2].itemsize
+                if size > _MOST_BYTES or file.tell() + size != member.file_size:
+                    raise ValueError(
+                        f"it has {member.file_size:,} bytes, and its header says {_of(header[0])}; "
+                        f"the limit is {_MOST_BYTES:,} bytes"
+                    )
+            with archive.open(member) as file:
+                array = npy.read_array(file, allow_pickle=False)
     except MemoryError:
         raise
     except Exception as error:
