@@ -35,7 +35,7 @@ def test_a_run_directory_is_claimed_once(tmp_path):
     assert check_run_directory(run, CONFIG) == read_config(run)
     claim_run_directory(run, CONFIG)
     assert read_config(run) == {**CONFIG, "data": {"name": "icons", "mean": [0.5]}}
-    assert sorted(p.name for p in run.iterdir()) == ["config.json", "metrics.jsonl"]
+    assert sorted(p.name for p in run.iterdir()) == [".lock", "config.json", "metrics.jsonl"]
 
 
 def test_another_configuration_is_refused_with_its_differences(tmp_path):
