@@ -50,7 +50,7 @@ def storage_path(text: str, argument: str = "") -> Path:
     if match is None:
         if text.startswith("gs:/"):  # What `pathlib.Path` makes of a URL.
             raise ConfigError(f"{name} lacks a slash; write gs://{text[3:].lstrip('/')}")
-        return _local_path(text, name)
+        return _local_path(text, argument)
     scheme, rest = match.groups()
     if scheme != "gs":
         raise ConfigError(
@@ -75,18 +75,18 @@ def storage_path(text: str, argument: str = "") -> Path:
     return cast(Path, epath.Path(text))
 
 
-def _local_path(text: str, name: str) -> Path:
-    """The path of a local file or folder; errors of `storage_path` have its `name`."""
+def _local_path(text: str, argument: str) -> Path:
+    """The path of a local file or folder; arguments and errors as in `storage_path`."""
     if not text or "\0" in text:
-        raise ConfigError(f"{name or 'a path'} is empty or has a NUL character; choose a path")
-    path = Path(text)
+        raise ConfigError(f"{argument or 'a path'} is empty or has a NUL character; choose a path")
+    path, name = Path(text), f"{argument} {text[:100]}{'…' * (len(text) > 100)}".lstrip()
     try:
         if text.startswith("~") or ".." in path.parts:
             path = path.expanduser().resolve()
         path.exists()
     except (OSError, RuntimeError) as error:  # No such home, too long, or links in a circle.
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{name[:200]} cannot be used: {reason}") from None
+        raise ConfigError(f"{name} cannot be used: {reason}") from None
     if path.is_symlink() and not path.exists():
         raise ConfigError(f"{name} is a link to what does not exist; remove it, or name the target")
     return path
@@ -163,6 +163,7 @@ def load_json(path: Path) -> Any:
             level = [part for part in level if isinstance(part, list | dict)]
             inside = (part.values() if isinstance(part, dict) else part for part in level)
             if not (level := [*itertools.chain.from_iterable(inside)]):
+                json.dumps(value, ensure_ascii=False).encode()  # Half a character has no UTF-8.
                 return value
     raise ValueError("lists or objects are nested too deeply")
 
@@ -170,21 +171,20 @@ def load_json(path: Path) -> Any:
 def check_json(value: Any, kind: Any, name: str = "it") -> None:
     """Raises a `ValueError`, which says where, unless a value of JSON is of a kind.
 
-    A kind is a type or several (`str | None`), a list with the kind of all elements, or a dict with
-    the kinds of some keys; those that end with `?` may be absent. Numbers are finite, floats may be
-    whole, and booleans are not numbers.
+    A kind is a type or several (`str | None`), a `Literal`, a list with the kind of all elements,
+    or a dict with the kinds of some keys; those that end with `?` may be absent. Numbers are
+    finite, floats may be whole, and booleans are not numbers.
     """
     if isinstance(kind, list | dict):
         fits = isinstance(value, type(kind))
     else:
         kinds, own = typing.get_args(kind) or (kind,), type(value)
-        fits = kind is Any or own in kinds or (own is int and float in kinds)
+        fits = kind is Any or own in kinds or value in kinds or (own is int and float in kinds)
         if own in (int, float):
             fits &= abs(value) <= sys.float_info.max
     if not fits:
-        wanted = {list: "a list", dict: "an object"}.get(type(kind)) or getattr(
-            kind, "__name__", kind
-        )
+        words = {list: "a list", dict: "an object"}
+        wanted = words.get(type(kind)) or (kind.__name__ if isinstance(kind, type) else kind)
         raise ValueError(f"{name} is {str(value)[:40]!r}, and not {wanted}")
     if isinstance(kind, list):
         for number, element in enumerate(value):

@@ -25,7 +25,7 @@ from experiments.protocols.classification import SPLITS, ClassificationData
 from experiments.reporting.grid import Axis, Comparison, Run
 from experiments.reporting.grid_report import write_grid
 from experiments.reporting.markdown import format_value, table
-from experiments.reporting.run import code_version, describe_run, origin_lines, read_report
+from experiments.reporting.run import METRIC, code_version, describe_run, origin_lines, read_report
 from experiments.reporting.style import INK, MEDIUM, new_figure, series_mark, style_axes
 from experiments.runs import RestoredRun, config_of_run, data_notes, load_run
 from experiments.storage import component, write_atomically, write_json, write_picture
@@ -42,7 +42,7 @@ _METRICS = {
 _REPORT = {
     "run": {"version": str, "commit": str | None},
     **dict.fromkeys(("version", "seen_in_training"), str),
-    **{"commit": str | None, "step": int, "metrics": [{}], "notes?": [str]},
+    **{"commit": str | None, "step": int, "metrics": [METRIC], "notes?": [str]},
 }
 """What a table of runs needs of a report, as a kind of `check_json`."""
 

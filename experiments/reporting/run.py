@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,16 +22,16 @@ from experiments.storage import check_json, load_json, regular, write_atomically
 logger = logging.getLogger(__name__)
 
 # As kinds of `check_json`.
-_METRIC = {
+METRIC = {
     "name": str,
-    "unit": str,
+    "unit": Literal["%", ""],
     "higher_is_better": bool | None,
     "value": float | None,
     "interval": float | None,
 }
 _REPORT = {
     **dict.fromkeys(("label", "data", "sampling", "version", "split"), str),
-    **{"commit": str | None, "seed": int, "step": int, "metrics": [{}]},
+    **{"commit": str | None, "seed": int, "step": int, "metrics": [METRIC]},
     **{"validation": Any, "command": str, "notes?": [str], "seconds?": float, "diverged?": str},
 }
 
@@ -161,7 +161,8 @@ def read_report(
     try:
         report = load_json(path)
         check_json(report, kind, "the report")
-        check_json(list(filter(None, [*report["metrics"], report.get("validation")])), [_METRIC])
+        if report.get("validation") is not None:
+            check_json(report["validation"], METRIC, "the report.validation")
         text(report)
     except Exception as error:  # Of `text`, whatever an entry of another type leads to.
         logger.warning("%s cannot be read (%s: %.200s)", path, type(error).__name__, error)

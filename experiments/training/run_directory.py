@@ -112,11 +112,15 @@ def check_run_directory(
     configuration (the message lists all differences), its configuration is damaged, or it holds
     other files.
     """
-    if (directory / CONFIG_FILE).exists():
+    if directory.exists() and not directory.is_dir():
+        raise ConfigMismatchError(f"{directory} is a file; choose another directory")
+    # Listed once: another command may be writing.
+    names = sorted(path.name for path in directory.iterdir()) if directory.exists() else []
+    if CONFIG_FILE in names:
         there, here = read_config(directory), json.loads(json.dumps(config))
         lines = differences(*(flatten_dict(run, sep=".") for run in (there, here)))
         steps = there.get("steps")
-        more = len(lines) == 1 and type(steps) is int and steps < here.get("steps", 0)
+        more = len(lines) == 1 and type(steps) is int and 0 < steps < here.get("steps", 0)
         if lines and not (more and not fixed_steps):
             why = f" It cannot go on with more steps: {fixed_steps}." if more else ""
             raise ConfigMismatchError(
@@ -125,11 +129,7 @@ def check_run_directory(
                 f"add --model.weights {directory} to start from its weights; or remove this one."
             )
         return there
-    if directory.exists() and not directory.is_dir():
-        raise ConfigMismatchError(f"{directory} is a file; choose another directory")
-    files = sorted(directory.iterdir()) if directory.exists() else []
-    others = [path.name for path in files if not path.name.startswith(".")]
-    if others:
+    if others := [name for name in names if not name.startswith(".")]:
         shown = ", ".join(others[:5]) + (", …" if len(others) > 5 else "")
         raise ConfigMismatchError(
             f"{directory} is not a run directory: it holds {shown} but no {CONFIG_FILE}. "
