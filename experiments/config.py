@@ -27,6 +27,7 @@ Pixels = Annotated[int, Ge(0), Le(10**4)]
 Width = Annotated[int, Ge(1), Le(10**5)]
 WidthOrZero = Annotated[int, Ge(0), Le(10**5)]
 Several = Annotated[int, Ge(2), Le(MOST)]
+Side = Annotated[int, Ge(1), Le(1000)]
 Depth = Annotated[int, Ge(1), Le(200)]
 Steps = Annotated[int, Ge(0), Le(10**9)]
 StepCount = Annotated[int, Ge(1), Le(10**9)]
@@ -105,7 +106,7 @@ class ModelConfig:
     """Flatten the last feature map, or average it over positions."""
     drop_block: Share = 0.0
     """Share of units that DropBlock removes in the last two stages (resnet12, resnet18)."""
-    drop_block_size: Count = 5
+    drop_block_size: Side = 5
     """Side of the squares that DropBlock removes."""
     drop_block_steps: Steps = 0
     """Training steps in which this share rises linearly from 0; 0: it is constant."""

@@ -80,6 +80,8 @@ class Execution:
         if not 0 <= self.stuck_after <= 10**6:
             words = f"must be at least 0 and at most {10**6}, got {self.stuck_after:g}"
             raise ConfigError(f"--stuck-after {words}")
+        if len(self.mesh) > 40:
+            raise ConfigError(f"--mesh must be BATCHxCLASSES, got {self.mesh[:20]}…")
         return {
             "folders": self.folders,
             "mode": self.parallel,

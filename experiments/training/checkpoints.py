@@ -240,7 +240,8 @@ class Checkpoints(managers.PreservationPolicy):
             reason = next(filter(None, map(full_disk, self._failures)), "")
             # With several processes, because another one has ended, as a rule.
             own = jax.process_count() == 1 or reason
-            text = "" if cause is None else f"{type(cause).__name__}: {cause}"
+            gone = "" if self._directory.exists() else "its folder does not exist any more"
+            text = gone if cause is None else f"{type(cause).__name__}: {cause}"
             reason = reason or textwrap.shorten(text, 300, placeholder=" …") or "unknown reason"
             raise (CheckpointError if own else RuntimeError)(f"cannot write {saved}: {reason}")
         self._while_saving.close()

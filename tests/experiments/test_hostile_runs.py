@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -249,7 +250,9 @@ def _weights(header: bytes, length: int | None = None, data: bytes = bytes(8)) -
 def test_files_of_weights(tmp_path, content):
     path, leaf = tmp_path / "w.safetensors", np.zeros((3, 3, 3, 64), np.float32)
     path.write_bytes(content)
-    state = TrainState(np.int32(0), {"backbone": {"stem": {"conv": {"kernel": leaf}}}}, {}, (), {})
+    state = TrainState(
+        jnp.zeros(()), {"backbone": {"stem": {"conv": {"kernel": leaf}}}}, {}, (), {}
+    )
     with pytest.raises(WeightsError, match=re.escape(str(path))):
         load_weights(path, state)
 
@@ -287,7 +290,9 @@ def test_look_removes_the_pictures_that_it_wrote_and_no_others(tmp_path):
             tmp_path / "look",
             [Picture(name, "T", "C", (1, 1)) for name in names],
             [],
-            **{"title": "T", "summary": "S", "command": "C"},
+            title="T",
+            summary="S",
+            command="C",
         )
 
     look("map", "class-map")
