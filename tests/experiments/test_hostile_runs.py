@@ -201,10 +201,27 @@ def test_damaged_checkpoints(trained):
     for number, path in enumerate(sorted((directory / "checkpoints" / "4").rglob("*"))):
         if path.is_file():
             before = path.read_bytes()
-            for content in [*damages(before, 1, seed=0)][number % 3 :: 3]:
+            for content in [*damages(before, 1, seed=0)][number % 6 :: 6]:
                 path.write_bytes(content)
                 check_checkpoint(trained, directory)
             path.write_bytes(before)
+
+
+def test_runs_that_name_each_other_as_their_weights(trained):
+    directory = trained.copy()
+    config = dataclasses.replace(trained.plan.config.model, weights=str(directory))
+    config = dataclasses.replace(trained.plan.config, model=config)
+    write(directory / "config.json", config_to_dict(config))
+    assert seen_in_training(config, "cub") == ""
+
+
+def test_a_log_of_many_numbers(trained):
+    directory = trained.copy()
+    with (directory / METRICS_FILE).open("a") as file:
+        file.writelines(json.dumps({"step": 4, f"number{n}": n}) + "\n" for n in range(5000))
+    picture = training(View(dataclasses.replace(trained.run, directory=directory), [], []))
+    assert picture is not None
+    assert len(picture.numbers["last"]) == 60
 
 
 def test_episodes_of_other_kinds_are_left_out(tmp_path):
