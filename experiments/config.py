@@ -267,10 +267,10 @@ def check_config(config: Any, section: str = "") -> None:
                 raise ConfigError(f"{name} must be {needed}, got {_short(number)}")
 
 
-def _short(value: Any) -> str:
-    """A value as text of some dozen characters at most."""
+def _short(value: Any, most: int = 60) -> str:
+    """A value as text, of which a longer one is cut."""
     text = str(value)
-    return text if len(text) <= 60 else f"{text[:30]}… ({len(text)} characters)"
+    return text if len(text) <= most else f"{text[: most // 2]}… ({len(text)} characters)"
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -279,10 +279,10 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """A line for every name whose values differ, as in `  seed: 0 -> 1`."""
-    shown = [{name: repr(run[name]) for name in run} for run in (first, second)]
+    """A line for every name whose values differ, as in `seed: 0 -> 1`."""
+    shown = [{name: _short(repr(run[name]), 200) for name in run} for run in (first, second)]
     return [
-        f"  {name}: {shown[0].get(name, '(absent)')} -> {shown[1].get(name, '(absent)')}"
+        f"{name[:200]}: {shown[0].get(name, '(absent)')} -> {shown[1].get(name, '(absent)')}"
         for name in {**first, **second}
         if name not in first or name not in second or first[name] != second[name]
     ]

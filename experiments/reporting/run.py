@@ -163,6 +163,8 @@ def read_report(
         check_json(report, kind, "the report")
         if report.get("validation") is not None:
             check_json(report["validation"], METRIC, "the report.validation")
+        if any((metric["interval"] or 0) < 0 for metric in report["metrics"]):
+            raise ValueError("an interval is negative")
         text(report)
     except Exception as error:  # Of `text`, whatever an entry of another type leads to.
         logger.warning("%s cannot be read (%s: %.200s)", path, type(error).__name__, error)

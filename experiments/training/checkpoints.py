@@ -478,7 +478,7 @@ def _spread_byte_sum(everywhere: NamedSharding) -> Callable[[jax.Array], jax.Arr
 def some_lines(problems: Sequence[str], most: int = 10) -> str:
     """A line for each of the first problems, and the number of the others."""
     more = [f"and {len(problems) - most} more"] if len(problems) > most else []
-    return "".join(f"\n  {line}" for line in [*problems[:most], *more])
+    return "".join(f"\n  {line[:600]}" for line in [*problems[:most], *more])
 
 
 def _json_digest(value: Mapping[str, Any]) -> str:

@@ -44,6 +44,7 @@ from experiments.training.checkpoints import (
     CheckpointError,
     Checkpoints,
     Restored,
+    some_lines,
 )
 from experiments.training.step import TrainState
 
@@ -109,7 +110,7 @@ def check_run_directory(
 
     It may differ in one thing: the run there may have fewer steps, unless `fixed_steps` says why it
     cannot go on with more. Raises a `ConfigMismatchError` if the directory belongs to another
-    configuration (the message lists all differences), its configuration is damaged, or it holds
+    configuration (the message lists the differences), its configuration is damaged, or it holds
     other files.
     """
     if directory.exists() and not directory.is_dir():
@@ -124,7 +125,7 @@ def check_run_directory(
         if lines and not (more and not fixed_steps):
             why = f" It cannot go on with more steps: {fixed_steps}." if more else ""
             raise ConfigMismatchError(
-                "\n".join([f"{directory} holds a run of another configuration:", *lines])
+                f"{directory} holds a run of another configuration:{some_lines(lines, most=100)}"
                 + f"\n(left: the run there, right: this one).{why} Choose another directory, and "
                 f"add --model.weights {directory} to start from its weights; or remove this one."
             )
