@@ -17,7 +17,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from experiments.config import Folders, ParallelMode, TrainConfig, check_config
+from experiments.config import MOST, Folders, ParallelMode, TrainConfig, check_config
 from experiments.contracts import ClassCounts, Objective, Problem, Protocol
 from experiments.data.augment import check_augmentation, seen_shape
 from experiments.data.builders import builder_class, image_shape, is_multi_label, pinned
@@ -105,6 +105,8 @@ def _check_options(config: TrainConfig, protocol: Protocol, num_devices: int | N
             )
     learning_rate(config.optimizer, config.steps)  # Raises if the schedule does not fit.
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
+    if batch_size > MOST:
+        raise ConfigError(f"sampling.strategy must have at most {MOST} images in a batch")
     parallel.check_batch_size(batch_size, num_devices or jax.device_count())
     if not model.weights and config.optimizer.backbone_rate < 1:
         raise ConfigError(

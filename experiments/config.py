@@ -19,12 +19,22 @@ from experiments.errors import ConfigError, nearest, unknown
 from experiments.storage import check_local, storage_path
 
 CONFIG_FILE = "config.json"
-Count = Annotated[int, Ge(1)]
-Pixels = Annotated[int, Ge(0)]
-Steps = Annotated[int, Ge(0)]
+# Upper bounds are above every published setting, and keep sizes and float32 from overflowing.
+MOST = 10**6
+Count = Annotated[int, Ge(1), Le(MOST)]
+CountOrZero = Annotated[int, Ge(0), Le(10**8)]
+Pixels = Annotated[int, Ge(0), Le(10**4)]
+Width = Annotated[int, Ge(1), Le(10**5)]
+WidthOrZero = Annotated[int, Ge(0), Le(10**5)]
+Several = Annotated[int, Ge(2), Le(MOST)]
+Side = Annotated[int, Ge(1), Le(1000)]
+Depth = Annotated[int, Ge(1), Le(200)]
+Steps = Annotated[int, Ge(0), Le(10**9)]
+StepCount = Annotated[int, Ge(1), Le(10**9)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
-Weight = Annotated[float, Ge(0)]
-Positive = Annotated[float, Gt(0)]
+Weight = Annotated[float, Ge(0), Le(MOST)]
+Positive = Annotated[float, Gt(0), Le(MOST)]
+Signed = Annotated[float, Ge(-MOST), Le(MOST)]
 Share = Annotated[float, Ge(0), Lt(1)]
 Ratio = Annotated[float, Gt(0), Le(1)]
 
@@ -38,7 +48,7 @@ class DataConfig:
     own: PATH/CLASS/NAME.jpg, PATH/train/CLASS/NAME.jpg and so on, or PATH/labels.csv. Without
     splits, 30 % of every class are for test; few-shot protocols train on half of the classes.
     Transparent images are laid on white; folder:PATH@black takes another colour."""
-    mean: tuple[float, ...] = ()
+    mean: tuple[Signed, ...] = ()
     """Mean of the pixel values in [0, 1]: one number, or one per channel; empty: 0.5, or that of
     folder:PATH."""
     std: tuple[Positive, ...] = ()
@@ -90,26 +100,26 @@ class ModelConfig:
         "conv4"
     )
     """Architecture; resnet32 is the ResNet for CIFAR, wrn28 the Wide ResNet-28."""
-    widths: tuple[Count, ...] = (64, 64, 64, 64)
+    widths: tuple[Width, ...] = (64, 64, 64, 64)
     """Channels of the four blocks or stages, or of the three of resnet32 and wrn28."""
     pooling: Literal["flatten", "mean"] = "flatten"
     """Flatten the last feature map, or average it over positions."""
     drop_block: Share = 0.0
     """Share of units that DropBlock removes in the last two stages (resnet12, resnet18)."""
-    drop_block_size: Count = 5
+    drop_block_size: Side = 5
     """Side of the squares that DropBlock removes."""
     drop_block_steps: Steps = 0
     """Training steps in which this share rises linearly from 0; 0: it is constant."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype of the backbone; parameters and losses stay float32."""
-    blocks: tuple[Count, ...] = ()
+    blocks: tuple[Depth, ...] = ()
     """Residual blocks of every stage, as 3 4 6 3, with which resnet18 is a ResNet-34; empty: as
     published. Unavailable for conv4 and resnet12."""
     dropout: Share = 0.0
     """Dropout inside the blocks of wrn28, or in the first two stages of resnet12, resnet18."""
     stochastic_depth: Share = 0.0
     """Probability that a branch of the last block is left out, from 0 in the first (swin)."""
-    dim: Pixels = 0
+    dim: WidthOrZero = 0
     """Outputs of an extra linear layer; 0: no such layer."""
     projection: Literal["linear-norm", "linear", "norm"] = "linear-norm"
     """What follows the backbone. Without --model.dim: nothing (linear-norm), or batch normalisation
@@ -154,7 +164,7 @@ class OptimizerConfig:
     """Steps of linear warm-up."""
     warmup_from: Share = 0.0
     """Learning rate at the first step of the warm-up, as a fraction of the peak."""
-    decay_steps: tuple[Count, ...] = ()
+    decay_steps: tuple[StepCount, ...] = ()
     """Steps at which the schedule `step` divides the learning rate by ten."""
     backbone_rate: Positive = 1.0
     """Learning rate of the backbone divided by that of the classifier."""
@@ -174,13 +184,13 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: NamedLoss = field(default_factory=NamedLoss)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    steps: Count = 500
+    steps: StepCount = 500
     """Training steps."""
     seed: Seed = 0
     """Seed of parameters, batches and augmentation."""
-    validate_every: Count = 100
+    validate_every: StepCount = 100
     """Validate and write a checkpoint every this many steps."""
-    log_every: Count = 10
+    log_every: StepCount = 10
     """Write metrics every this many steps."""
     report_last: bool = False
     """Evaluate the last checkpoint too, not only the best by validation."""
@@ -206,10 +216,13 @@ class Folders:
 
     def __post_init__(self):
         for name, value in vars(self).items():
-            if isinstance(value, str):
-                object.__setattr__(self, name, storage_path(value, name))
+            if value is not None:
+                object.__setattr__(self, name, storage_path(str(value), name))
         check_local(self.manual_dir, "--manual-dir")
 
+
+_LONGEST = 4096
+"""Characters of a text, and numbers of a tuple."""
 
 _BOUNDS = {
     Ge: (operator.ge, "at least"),
@@ -222,8 +235,9 @@ _BOUNDS = {
 def check_config(config: Any, section: str = "") -> None:
     """Raises a `ConfigError` for an empty tuple, and for a number out of bounds or not finite.
 
-    Bounds are in the type of a field; its metadata says whether the values of a tuple must be
-    `distinct`. The message names it, after the prefix `section`.
+    Texts and tuples have a bound for their length, too. Those of numbers are in the type of a
+    field; its metadata says whether the values of a tuple must be `distinct`. The message names it,
+    after the prefix `section`.
     """
     hints = typing.get_type_hints(type(config), include_extras=True)
     for option in dataclasses.fields(config):
@@ -231,6 +245,8 @@ def check_config(config: Any, section: str = "") -> None:
         if dataclasses.is_dataclass(value):
             check_config(value, f"{name}.")
             continue
+        if isinstance(value, str | tuple) and len(value) > _LONGEST:
+            raise ConfigError(f"{name} is too long: {len(value)} values or characters")
         hint, numbers = hints[option.name], (value,)
         if isinstance(value, tuple):
             if not value and option.default != ():
@@ -247,7 +263,14 @@ def check_config(config: Any, section: str = "") -> None:
             finite = not isinstance(number, float) or math.isfinite(number)
             if not (finite and all(within(number, limit) for within, _, limit in bounds)):
                 allowed = " and ".join(f"{words} {limit}" for _, words, limit in bounds)
-                raise ConfigError(f"{name} must be {allowed if finite else 'finite'}, got {number}")
+                needed = allowed if finite else "finite"
+                raise ConfigError(f"{name} must be {needed}, got {_short(number)}")
+
+
+def _short(value: Any, most: int = 60) -> str:
+    """A value as text, of which a longer one is cut."""
+    text = str(value)
+    return text if len(text) <= most else f"{text[: most // 2]}… ({len(text)} characters)"
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -256,10 +279,10 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """A line for every name whose values differ, as in `  seed: 0 -> 1`."""
-    shown = [{name: repr(run[name]) for name in run} for run in (first, second)]
+    """A line for every name whose values differ, as in `seed: 0 -> 1`."""
+    shown = [{name: _short(repr(run[name]), 200) for name in run} for run in (first, second)]
     return [
-        f"  {name}: {shown[0].get(name, '(absent)')} -> {shown[1].get(name, '(absent)')}"
+        f"{name[:200]}: {shown[0].get(name, '(absent)')} -> {shown[1].get(name, '(absent)')}"
         for name in {**first, **second}
         if name not in first or name not in second or first[name] != second[name]
     ]
@@ -268,23 +291,35 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
 Config = TypeVar("Config")
 
 
-def from_dict(kind: type[Config], values: dict[str, Any]) -> Config:
-    """The configuration that `to_dict` made `values` from, if it has the keys of this version."""
-    default = vars(kind())
+def from_dict(kind: type[Config], values: Any, section: str = "") -> Config:
+    """The configuration that `to_dict` made `values` from, if it has the keys of this version.
+
+    Every value has the type of its option; the `ConfigError` for another one names the option,
+    after the prefix `section`. Bounds are those of `check_config`, which is not called.
+    """
+    default, hints = vars(kind()), typing.get_type_hints(kind)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{section[:-1] or 'a configuration'} must have options by name")
     if default.keys() != values.keys():
         raise ConfigError(
             f"not a configuration of this version ({kind.__name__}): unknown keys "
-            f"{sorted(values.keys() - default.keys())}, missing keys "
+            f"{_short(sorted(values.keys() - default.keys()))}, missing keys "
             f"{sorted(default.keys() - values.keys())}; train the run again, or use the version "
             "that trained it"
         )
 
-    def typed(value: Any, default: Any) -> Any:
-        if dataclasses.is_dataclass(default):
-            return from_dict(type(default), value)
-        return tuple(value) if isinstance(value, list) else value
+    def typed(name: str, value: Any) -> Any:
+        option = section + name
+        if dataclasses.is_dataclass(default[name]):
+            return from_dict(type(default[name]), value, f"{option}.")
+        several = isinstance(default[name], tuple)
+        given = tuple(value) if several and isinstance(value, list) else value
+        # Such as 20.0, True or "20" for 20.
+        if isinstance(given, tuple) != several or parse_option(hints[name], option, given) != given:
+            raise ConfigError(f"{option}: {_short(repr(value))} is of another type")
+        return given
 
-    return kind(**{name: typed(value, default[name]) for name, value in values.items()})
+    return kind(**{name: typed(name, value) for name, value in values.items()})
 
 
 def option_types(config: Any) -> dict[str, Any]:
@@ -348,9 +383,11 @@ def parse_option(expected: Any, option: str, value: Any) -> Any:
     if expected is bool:
         text, choices = text.capitalize(), {"True": True, "False": False}
     if choices and text not in choices:
-        words = [f"{text!r} must be one of {', '.join(choices)}", nearest(text, choices)]
+        words = [f"{_short(text)!r} must be one of {', '.join(choices)}"]
+        words += [nearest(text[:100], choices)]
         raise ConfigError(f"{option}: {'; '.join(filter(None, words))}")
     try:
         return choices[text] if choices else expected(text)
     except ValueError:
-        raise ConfigError(f"{option}: {text!r} must be of type {expected.__name__}") from None
+        kind = expected.__name__
+        raise ConfigError(f"{option}: {_short(text)!r} must be of type {kind}") from None

@@ -33,11 +33,17 @@ from experiments.errors import ConfigError, DivergedError
 from experiments.presets import find_preset
 from experiments.processes import agree, check_shared, is_first, on_first
 from experiments.protocols import build_protocol, config_from_dict, config_to_dict
-from experiments.reporting.run import code_version, describe_run, read_report, write_report
+from experiments.reporting.run import (
+    code_version,
+    describe_run,
+    read_report,
+    report_text,
+    write_report,
+)
 from experiments.storage import storage_path
 from experiments.training import loop
 from experiments.training.checkpoints import Checkpoints, checkpoints_folder, run_folder
-from experiments.training.run_directory import check_run_directory, claim_run_directory
+from experiments.training.run_directory import check_run_directory, claim_run_directory, read_meta
 from experiments.training.step import TrainState, build_outputs
 
 
@@ -153,7 +159,7 @@ def complete_run(
     there = check_run_directory(directory, values, fixed_steps=config.fixed_steps())
     if there == values:  # Not one of fewer steps.
         path = directory / "report.json"
-        if path.exists() and (report := read_report(path)) is not None:
+        if path.exists() and (report := read_report(path, partial(report_text, protocol))):
             return report
     try:
         seconds = train_run(
@@ -240,12 +246,13 @@ def load_run(folder: str | Path, checkpoint: str | int = "best") -> RestoredRun:
         taken, and a note says so.
     """
     path, which = storage_path(str(folder)), str(checkpoint)
-    if not which.isdecimal() and which not in ("best", "latest"):
-        raise ConfigError(f"checkpoint must be best, latest or the number of a step, got {which!r}")
+    if not (which.isdecimal() and len(which) < 16) and which not in ("best", "latest"):
+        shown = repr(which[:40])
+        raise ConfigError(f"checkpoint must be best, latest or the number of a step, got {shown}")
     with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
 
         def read(step: int) -> RestoredRun:
-            meta = checkpoints.meta(step)
+            meta = read_meta(checkpoints, step)
             plan = plan_run(config_from_dict(meta["config"]), check=False)
             class_counts = np.array(meta["class_counts"], np.int64)
             graphdef, objective, _, shapes = build_learner(
@@ -269,7 +276,7 @@ def load_run(folder: str | Path, checkpoint: str | int = "best") -> RestoredRun:
 def config_of_run(path: Path) -> TrainConfig:
     """The configuration in the newest intact checkpoint of a run; errors as in `load_run`."""
     with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
-        meta, _ = checkpoints.read_intact(checkpoints.meta)
+        meta, _ = checkpoints.read_intact(lambda step: read_meta(checkpoints, step))
     return config_from_dict(meta["config"])
 
 

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
+import itertools
 import json
 import logging
 import os
 import re
+import sys
+import typing
 from collections.abc import Iterator
 from errno import EINVAL
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from experiments.errors import ConfigError, ExperimentError, full_disk
+
+_LONGEST = 200
+"""Bytes of a part of a path; file systems have room for 255."""
+
+_DEEPEST = 50
+"""Levels of lists and objects in JSON that is read."""
+_LARGEST = 2**26
+"""Bytes of JSON that is read."""
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +35,9 @@ def storage_path(text: str, argument: str = "") -> Path:
     """The path of a local file or folder, or `gs://BUCKET/PATH` on Google Cloud Storage.
 
     The latter is an `epath.Path`, with the methods of a `pathlib.Path`: do not convert it to one.
-    Raises a `ConfigError`, which names the `argument` that has the text.
+    `~` is the home directory. A local path with `~` or `..` becomes absolute, without links: it
+    means the same before and after folders of it are made. Raises a `ConfigError`, which names the
+    `argument` that has the text.
     """
     try:
         text.encode()
@@ -37,7 +51,7 @@ def storage_path(text: str, argument: str = "") -> Path:
     if match is None:
         if text.startswith("gs:/"):  # What `pathlib.Path` makes of a URL.
             raise ConfigError(f"{name} lacks a slash; write gs://{text[3:].lstrip('/')}")
-        return Path(text)
+        return _local_path(text, argument)
     scheme, rest = match.groups()
     if scheme != "gs":
         raise ConfigError(
@@ -62,6 +76,36 @@ def storage_path(text: str, argument: str = "") -> Path:
     # The listings that gcsfs keeps would miss files that other processes write.
     fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
     return cast(Path, epath.Path(text))
+
+
+def _local_path(text: str, argument: str) -> Path:
+    """The path of a local file or folder; arguments and errors as in `storage_path`."""
+    if not text or "\0" in text:
+        raise ConfigError(f"{argument or 'a path'} is empty or has a NUL character; choose a path")
+    path, name = Path(text), f"{argument} {text[:100]}{'…' * (len(text) > 100)}".lstrip()
+    try:
+        if text.startswith("~") or ".." in path.parts:
+            path = path.expanduser().resolve()
+        path.exists()
+    except (OSError, RuntimeError) as error:  # No such home, too long, or links in a circle.
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{name} cannot be used: {reason}") from None
+    if path.is_symlink() and not path.exists():
+        raise ConfigError(f"{name} is a link to what does not exist; remove it, or name the target")
+    return path
+
+
+def component(text: str) -> str:
+    """A text as one part of a path: never empty, `.` or `..`, without a separator, and not long.
+
+    Long ones are cut, and end with a hash. Names of files that start with it have room for more.
+    """
+    name = re.sub(r"[:/\\\x00-\x1f\x7f]", "-", text)
+    name = re.sub(r"^\.*$", "-", name)
+    if len(name.encode()) > _LONGEST:
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        name = f"{name.encode()[: _LONGEST - 17].decode(errors='ignore')}-{digest}"
+    return name
 
 
 def is_remote(path: Path) -> bool:
@@ -108,11 +152,52 @@ def regular(path: Path) -> Path:
 
 
 def load_json(path: Path) -> Any:
-    """The value in a JSON file; an `OSError`, or a `ValueError` where it is none."""
-    try:
-        return json.loads(regular(path).read_bytes())
-    except RecursionError as error:
-        raise ValueError("lists or objects are nested too deeply") from error
+    """The value in a JSON file; an `OSError`, or a `ValueError` where it is none.
+
+    Nothing in it is nested deeply: what reads it may call itself.
+    """
+    with regular(path).open("rb") as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise ValueError(f"it has more than {_LARGEST:,} bytes")
+    with contextlib.suppress(RecursionError):
+        level = [value := json.loads(content)]
+        for _ in range(_DEEPEST):
+            level = [part for part in level if isinstance(part, list | dict)]
+            inside = (part.values() if isinstance(part, dict) else part for part in level)
+            if not (level := [*itertools.chain.from_iterable(inside)]):
+                json.dumps(value, ensure_ascii=False).encode()  # Half a character has no UTF-8.
+                return value
+    raise ValueError("lists or objects are nested too deeply")
+
+
+def check_json(value: Any, kind: Any, name: str = "it") -> None:
+    """Raises a `ValueError`, which says where, unless a value of JSON is of a kind.
+
+    A kind is a type or several (`str | None`), a `Literal`, a list with the kind of all elements,
+    or a dict with the kinds of some keys; those that end with `?` may be absent. Numbers are
+    finite, floats may be whole, and booleans are not numbers.
+    """
+    if isinstance(kind, list | dict):
+        fits = isinstance(value, type(kind))
+    else:
+        kinds, own = typing.get_args(kind) or (kind,), type(value)
+        fits = kind is Any or own in kinds or value in kinds or (own is int and float in kinds)
+        if own in (int, float):
+            fits &= abs(value) <= sys.float_info.max
+    if not fits:
+        words = {list: "a list", dict: "an object"}
+        wanted = words.get(type(kind)) or (kind.__name__ if isinstance(kind, type) else kind)
+        raise ValueError(f"{name} is {str(value)[:40]!r}, and not {wanted}")
+    if isinstance(kind, list):
+        for number, element in enumerate(value):
+            check_json(element, kind[0], f"{name}[{number}]")
+    elif isinstance(kind, dict):
+        for key, of_key in kind.items():
+            if key.rstrip("?") in value:
+                check_json(value[key.rstrip("?")], of_key, f"{name}.{key.rstrip('?')}")
+            elif not key.endswith("?"):
+                raise ValueError(f"{name} has no {key}")
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:

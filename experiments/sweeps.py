@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import collections
 import itertools
-import re
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,8 +28,9 @@ from experiments.processes import agree, on_first
 from experiments.protocols import build_protocol, config_to_dict
 from experiments.reporting.grid import ALL, VALIDATION, Axis, Comparison, Place, Run
 from experiments.reporting.grid_report import write_grid
-from experiments.reporting.run import read_episodes, read_report, write_report
+from experiments.reporting.run import read_episodes, read_report, report_text, write_report
 from experiments.runs import evaluate, load_run, split_of, with_evaluation
+from experiments.storage import component
 from experiments.training.run_directory import check_run_directory
 
 _SUBSETS = (
@@ -37,6 +39,7 @@ _SUBSETS = (
 )
 _ALL_AT_0 = ("data.classes", "data.samples_per_class")
 """Options whose value 0 means all."""
+_MOST_RUNS = 10_000
 
 
 def parse_axis(text: str, config: TrainConfig) -> Axis:
@@ -136,12 +139,15 @@ def make_cells(
     options = [option for axis in axes for option in axis.settings[0]]
     if len({*options}) < len(options):
         raise ConfigError(f"two axes have the same option: {', '.join(options)}")
+    seeds = dict.fromkeys(seeds)
+    if (number := math.prod([len(seeds), *(len(axis.labels) for axis in axes)])) > _MOST_RUNS:
+        raise ConfigError(f"a grid has at most {_MOST_RUNS:,} runs, got {number:,}")
     cells = []
     positions = (zip(axis.labels, axis.settings, strict=True) for axis in axes)
-    for seed, *at in itertools.product(dict.fromkeys(seeds), *positions):
+    for seed, *at in itertools.product(seeds, *positions):
         place, parts = zip(*at, strict=True)
         settings = {option: value for part in parts for option, value in part.items()}
-        folders = [re.sub("[:/]", "-", ",".join(setting_names(part))) for part in parts]
+        folders = [component(",".join(setting_names(part))) for part in parts]
         directory = root.joinpath(*folders, f"seed-{seed}")
         of_cell = set_options(config, {**settings, "seed": seed})
         cells.append(Cell(place, settings, of_cell, directory))
@@ -256,7 +262,7 @@ def evaluate_over(
     comparison = parse_comparison(axes, config, baseline=baseline)
     shared = with_evaluation(config, overrides)
     check_not_set(shared, config, {o: "its values in --over" for a in axes for o in a.settings[0]})
-    name = ",".join([f"{split}-step{run.step}", *setting_names(overrides)])
+    name = component(",".join([f"{split}-step{run.step}", *setting_names(overrides)]))
     root = run.directory / "evaluations" / name
     cells = make_cells(shared, axes, [config.seed], root)
     for cell in cells:
@@ -264,12 +270,14 @@ def evaluate_over(
     runs = []
     for cell in _announced(cells, axes):
         stored = cell.directory / "report.json"
-        report = read_report(stored) if stored.exists() else None
+        protocol = build_protocol(cell.config)
+        text = partial(report_text, protocol)
+        report = read_report(stored, text) if stored.exists() else None
         if report is None:
             report = evaluate(run, overrides | cell.settings, split=split, folders=folders)
             report["command"] = command
             cell.directory.mkdir(parents=True, exist_ok=True)
-            write_report(cell.directory, build_protocol(cell.config), report)
+            write_report(cell.directory, protocol, report)
             report.pop("episodes", None)
         runs.append(Run(cell.place, report, read_episodes(cell.directory)))
     # Values such as the number of shots have metrics of their own.

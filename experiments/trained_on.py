@@ -13,13 +13,16 @@ from experiments.training.checkpoints import run_folder
 from experiments.training.run_directory import read_config
 
 
-def seen_in_training(config: TrainConfig, data: str, split: ClassSplit = "all") -> str:
+def seen_in_training(
+    config: TrainConfig, data: str, split: ClassSplit = "all", most_runs: int = 100
+) -> str:
     """What the backbone was trained on if test images may be among it, as a phrase; else empty.
 
     Protocols that hold images out leave out the same ones as the test split of a classification of
     `data`, whatever the image size; protocols that hold classes out train on all images of the
     others. Two sets that share images count as seen. So do the images of the run whose weights this
     one started from, as far as that run still exists; what a file of weights has seen is unknown.
+    At most `most_runs` such runs are followed: edited ones may name each other.
     """
     trained_on = config.data.name
     if plain_name(trained_on) == plain_name(data):
@@ -30,11 +33,13 @@ def seen_in_training(config: TrainConfig, data: str, split: ClassSplit = "all") 
             return f"base classes of {trained_on}, which include test images"
     elif share_images(trained_on, data):
         return f"{trained_on}, which shares images with {data}"
-    if not config.model.weights or not storage_path(config.model.weights).is_dir():
+    if not config.model.weights or not most_runs:
         return ""
-    started_from = run_folder(storage_path(config.model.weights))
     try:
+        if not (path := storage_path(config.model.weights)).is_dir():
+            return ""
+        started_from = run_folder(path)
         before = config_from_dict(read_config(started_from))
     except ExperimentError:
         return ""
-    return seen_in_training(before, data, split)
+    return seen_in_training(before, data, split, most_runs - 1)

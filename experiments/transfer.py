@@ -25,10 +25,10 @@ from experiments.protocols.classification import SPLITS, ClassificationData
 from experiments.reporting.grid import Axis, Comparison, Run
 from experiments.reporting.grid_report import write_grid
 from experiments.reporting.markdown import format_value, plain, table
-from experiments.reporting.run import code_version, describe_run, origin_lines, read_report
+from experiments.reporting.run import METRIC, code_version, describe_run, origin_lines, read_report
 from experiments.reporting.style import INK, MEDIUM, new_figure, series_mark, style_axes
 from experiments.runs import RestoredRun, config_of_run, data_notes, load_run
-from experiments.storage import write_atomically, write_json, write_picture
+from experiments.storage import component, write_atomically, write_json, write_picture
 from experiments.trained_on import seen_in_training
 from experiments.training.step import build_features
 
@@ -38,6 +38,13 @@ _METRICS = {
     "best_test_accuracy": Metric("accuracy, λ chosen on test images"),
 }
 """What a table of runs shows, by the field of a `LinearResult`."""
+
+_REPORT = {
+    "run": {"version": str, "commit": str | None},
+    **dict.fromkeys(("version", "seen_in_training"), str),
+    **{"commit": str | None, "step": int, "metrics": [METRIC], "notes?": [str]},
+}
+"""What a table of runs needs of a report, as a kind of `check_json`."""
 
 _ACCURACIES = ("accuracy", "best_test_accuracy")
 """With the λ that was chosen on validation images, and on test images."""
@@ -125,9 +132,9 @@ def evaluate_runs_linear(
         print(f"[{number}/{len(found)}] {path}", flush=True)
         run = load_run(path, checkpoint)
         folder, stem = run.directory, name + ("" if checkpoint == "best" else f"-step{run.step}")
-        stem += "" if data.holdout == 0.2 else f"-holdout{data.holdout}"
+        stem = component(stem + ("" if data.holdout == 0.2 else f"-holdout{data.holdout}"))
         file = folder / f"{stem}.json"
-        report = read_report(file) if len(found) > 1 and file.exists() else None
+        report = read_report(file, kind=_REPORT) if len(found) > 1 and file.exists() else None
         stored = report["run"] | {"step": report["step"]} if report else {}
         if report is None or not {"step": run.step, **code_version()}.items() <= stored.items():
             print("features, then classifiers …", flush=True)
@@ -139,7 +146,7 @@ def evaluate_runs_linear(
         return written
     trained_on = sorted({run.report["seen_in_training"] for run in runs} - {""})
     return write_grid(
-        directory or Path("runs", name),
+        directory or Path("runs", component(name)),
         [Axis("loss", labels)],
         runs,
         title=f"Linear evaluation on {classes_of(data.name, data.class_split)}",

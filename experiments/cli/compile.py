@@ -9,7 +9,10 @@ from typing import Annotated
 import tyro
 
 from experiments.cli.options import AnyPreset
-from experiments.config import ParallelMode, Pixels
+from experiments.config import ParallelMode
+from experiments.errors import ConfigError
+
+_MOST_CLASSES = 10**7
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Compile:
     """Data parallelism: jax.pmap, or jax.jit with sharded arrays."""
     mesh: Annotated[str, tyro.conf.arg(metavar="BATCHxCLASSES")] = ""
     """As in `train`: 4x4 spreads the classes of the classifier over 4 chips."""
-    classes: Pixels = 0
+    classes: int = 0
     """Number of classes to assume; 0: that of the data set."""
 
     def run(self, command: Sequence[str]) -> int:
@@ -39,6 +42,8 @@ class Compile:
         from experiments.compilation import compilation_lines, compile_step
         from experiments.topologies import tpu_devices
 
+        if not 0 <= self.classes <= _MOST_CLASSES:
+            raise ConfigError(f"--classes must be at least 0 and at most {_MOST_CLASSES}")
         devices = tpu_devices(self.topology)
         heading = f"# {self.config.preset} on {self.topology}, by {self.parallel}"
         heading += f", mesh {self.mesh}" if self.mesh else ""

@@ -14,7 +14,7 @@ import tyro
 from experiments.cli.options import DataFolders, print_written
 from experiments.config import Folders, TrainConfig, evaluation_sections
 from experiments.errors import ConfigError, ExperimentError
-from experiments.storage import is_remote, storage_path
+from experiments.storage import component, is_remote, storage_path
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Evaluate(OfCheckpoint):
         report["command"] = typed
         # A name with the settings, so that evaluations of a run do not overwrite each other.
         checkpoint = f"evaluation-{report['split']}-step{report['step']}"
-        name = ",".join([checkpoint, *setting_names(changed)])
+        name = component(",".join([checkpoint, *setting_names(changed)]))
         protocol = build_protocol(with_evaluation(run.plan.config, changed))
         print_written(write_report(run.directory, protocol, report, name))
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -78,9 +77,11 @@ class Execution:
 
     def run_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `train` and `complete_run`."""
-        if not 0 <= self.stuck_after < math.inf:
-            words = f"must be finite and at least 0, got {self.stuck_after:g}"
+        if not 0 <= self.stuck_after <= 10**6:
+            words = f"must be at least 0 and at most {10**6}, got {self.stuck_after:g}"
             raise ConfigError(f"--stuck-after {words}")
+        if len(self.mesh) > 40:
+            raise ConfigError(f"--mesh must be BATCHxCLASSES, got {self.mesh[:20]}…")
         return {
             "folders": self.folders,
             "mode": self.parallel,

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import tyro
 
+_SMALLEST = 1e-50  # Squares of ratios of such numbers are finite.
+
 
 @dataclass(frozen=True)
 class Power:
@@ -28,7 +30,7 @@ class Power:
     def run(self, command: Sequence[str]) -> int:
         """Prints the numbers."""
         from experiments.errors import ConfigError
-        from experiments.reporting.power import power_lines
+        from experiments.reporting.power import MOST_PAIRS, power_lines
 
         if not 0 < self.deviation < math.inf:
             raise ConfigError(f"--deviation must be finite and above 0, got {self.deviation:g}")
@@ -36,7 +38,12 @@ class Power:
             raise ConfigError("--effect must not be 0: no number of pairs finds it")
         if self.effect is not None and not math.isfinite(self.effect):
             raise ConfigError(f"--effect must be finite, got {self.effect:g}")
+        for name, value in {"deviation": self.deviation, "effect": self.effect or 1}.items():
+            if not _SMALLEST < abs(value) < 1 / _SMALLEST:
+                raise ConfigError(f"--{name} must be a number of an ordinary size, got {value:g}")
         if min(self.pairs, default=0) < 2:
             raise ConfigError(f"--pairs must be numbers of at least 2, got {self.pairs}")
+        if max(self.pairs) > MOST_PAIRS or len(self.pairs) > 1000:
+            raise ConfigError(f"--pairs must be at most 1000 numbers of at most {MOST_PAIRS}")
         print("\n".join(power_lines(self.deviation, self.effect, self.pairs)))
         return 0

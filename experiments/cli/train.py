@@ -9,6 +9,7 @@ from pathlib import Path
 
 from experiments.cli.options import AnyPreset, Execution, HowToRun
 from experiments.reporting.run import report_text
+from experiments.storage import component
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Train:
         from experiments.runs import train
 
         config = self.config
-        name = f"{config.preset}-{config.loss.name.replace(':', '-')}-{config.sampling.strategy}"
-        directory = self.directory or Path("runs", f"{name}-seed{config.seed}")
+        name = f"{config.preset}-{config.loss.name}-{config.sampling.strategy}-seed{config.seed}"
+        directory = self.directory or Path("runs", component(name))
         how = self.execution.run_arguments()
         report = train(config, directory=directory, command=shlex.join(command), **how)
         print(report_text(build_protocol(config), report))

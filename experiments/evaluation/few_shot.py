@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from annotated_types import Ge
 from jax import Array, lax
 
-from experiments.config import Count
+from experiments.config import Count, Several
 from experiments.contracts import mean_and_interval
 from experiments.data.sampling import episode_classes, episodes_hash, errors_of
 from jaxloss import sampling
@@ -28,13 +27,13 @@ EPISODES_AT_ONCE = 64
 class EpisodeConfig:
     """The episodes of a few-shot evaluation."""
 
-    ways: Annotated[int, Ge(2)] = 5
+    ways: Several = 5
     """Classes of an episode."""
     shots: tuple[Count, ...] = field(default=(1, 5), metadata={"distinct": True})
     """Support images per class; one evaluation for each number."""
     queries: Count = 15
     """Query images per class."""
-    episodes: Annotated[int, Ge(2)] = 2000
+    episodes: Several = 2000
     """Episodes of each evaluation."""
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 import jaxloss
-from experiments.config import Count, Positive, Share, Weight
+from experiments.config import Count, Positive, Share, Signed, Weight
 from experiments.data.sampling import support_orders
 from experiments.evaluation.few_shot import (
     EPISODES_AT_ONCE,
@@ -36,7 +36,7 @@ class FineTuning:
 
     scale: Positive = 5.0
     """Factor of the logits."""
-    margin: float = 0.0
+    margin: Signed = 0.0
     """Margin of the target's logit."""
     passes: Count = 100
     """Passes over the support samples, each in a new order."""

@@ -30,6 +30,7 @@ _WORST = 10
 _LONG_TAIL = 10  # Ratio of the largest to the smallest class from which a tail is drawn.
 _WINDOW = 15  # Classes of a moving mean along a long tail.
 _BINS = 15
+_MOST_NUMBERS = 60  # Of the metrics log; of more, as in an edited one, the first are shown.
 _POWERS = (0.1, 0.2, 0.3, 0.5, 1.0)  # Exponents of the curves of Fig. A.
 
 
@@ -302,7 +303,8 @@ def training(view: View) -> Picture | None:
     labels = {name: name.replace("_", " ") for name in log}
     labels["validation"] = with_unit(f"validation: {metric.name}", metric.unit)
     panels: dict[str, list[str]] = {}
-    for name in sorted(log, key=lambda name: (name != "loss", name != "validation", name)):
+    names = sorted(log, key=lambda name: (name != "loss", name != "validation", name))
+    for name in names[:_MOST_NUMBERS]:
         panels.setdefault(name.rpartition("_")[2], []).append(name)
     lines, columns = -(-len(panels) // 3), min(3, len(panels))
     last: dict[str, float | None] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -17,7 +18,7 @@ from matplotlib.patches import Rectangle
 
 from experiments.reporting.markdown import format_value
 from experiments.reporting.style import INK, new_figure
-from experiments.storage import write_atomically, write_json, write_picture
+from experiments.storage import check_json, load_json, write_atomically, write_json, write_picture
 
 
 @dataclass
@@ -181,6 +182,16 @@ def write_page(
     )
     numbers = {picture.name: picture.numbers for picture in pictures}
     written = write_atomically(directory / "index.html", page)
-    for stale in {*directory.glob("*.png")} - {*files}:
-        stale.unlink()
+    for stale in _written_before(directory / "look.json") - {*numbers}:
+        (directory / f"{stale}.png").unlink(missing_ok=True)
     return [written, write_json(directory / "look.json", numbers), *files]
+
+
+def _written_before(path: Path) -> set[str]:
+    """The names of the pictures of an earlier call; none where its numbers are damaged."""
+    try:
+        numbers = load_json(path)
+        check_json(numbers, {})
+    except (OSError, ValueError):
+        return set()
+    return {name for name in numbers if re.fullmatch("[a-z-]+", name)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from experiments.config import TrainConfig, from_dict, to_dict
+from experiments.config import TrainConfig, check_config, from_dict, to_dict
 from experiments.contracts import Protocol
 from experiments.errors import ConfigError
 from experiments.protocols import (
@@ -49,10 +49,13 @@ def config_to_dict(config: TrainConfig) -> dict[str, Any]:
     return {"protocol": config.protocol} | to_dict(config)
 
 
-def config_from_dict(values: dict[str, Any]) -> TrainConfig:
-    """The configuration that `config_to_dict` made `values` from."""
-    values = dict(values)
+def config_from_dict(values: Any) -> TrainConfig:
+    """The configuration that `config_to_dict` made `values` from; a `ConfigError` for any other."""
+    values = dict(values) if isinstance(values, dict) else {}
     name = values.pop("protocol", None)
-    if name not in PROTOCOLS:
-        raise ConfigError(f"no protocol {name!r}; this version has {', '.join(PROTOCOLS)}")
-    return from_dict(PROTOCOLS[name].config, values)
+    if not isinstance(name, str) or name not in PROTOCOLS:
+        shown = f"{str(name)[:60]!r}" if name is not None else None
+        raise ConfigError(f"no protocol {shown}; this version has {', '.join(PROTOCOLS)}")
+    config = from_dict(PROTOCOLS[name].config, values)
+    check_config(config)
+    return config

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments.config import DataConfig, Folders, Pixels, Ratio, Seed, Share
+from experiments.config import CountOrZero, DataConfig, Folders, Ratio, Seed, Share
 from experiments.contracts import Metric, Objective, Outputs, Part, Problem, Protocol, measured
 from experiments.data.builders import is_multi_label, is_own, split_names
 from experiments.data.pipeline import load_labels, load_split, stored_counts
@@ -42,9 +42,9 @@ class ClassificationData(DataConfig):
 
     class_split: ClassSplit = "all"
     """Classes to choose from: all, or those of one split of a data set that holds classes out."""
-    classes: Pixels = 0
+    classes: CountOrZero = 0
     """Number of classes, the same in every run; 0: all."""
-    samples_per_class: Pixels = 0
+    samples_per_class: CountOrZero = 0
     """Largest number of training images per class; 0: all."""
     subset_seed: Seed = 0
     """Seed that chooses these classes and training images; 0 if all are used."""

@@ -16,7 +16,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from experiments.config import DataConfig, Folders, Pixels, Seed, Share
+from experiments.config import CountOrZero, DataConfig, Folders, Seed, Share
 from experiments.contracts import ImageSet, Part
 from experiments.data.augment import seen_shape
 from experiments.data.builders import builder_class, image_shape, share_images, split_names
@@ -33,7 +33,7 @@ _OTHER_IMAGES = {"mini_imagenet": "imagenet", "tiered_imagenet": "imagenet"}
 class FewShotData(DataConfig):
     """Which classes of a data set are for training, and how images are augmented."""
 
-    base_classes: Pixels = 0
+    base_classes: CountOrZero = 0
     """Number of base classes, the same in every run; 0: all. In a data set that holds no classes
     out, the others are novel; of a folder without splits, 0 is half of the classes."""
     subset_seed: Seed = 0

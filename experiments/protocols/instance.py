@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 import jaxloss
-from experiments.config import Folders, NamedLoss, Positive, TrainConfig, to_dict
+from experiments.config import Folders, NamedLoss, Positive, Signed, TrainConfig, to_dict
 from experiments.contracts import (
     BATCH_AXIS,
     CLASS_AXIS,
@@ -41,7 +41,7 @@ class InstanceLoss(NamedLoss):
 
     name: Literal["cosine"] = "cosine"
     """Softmax cross-entropy of cosines."""
-    margin: float = 0.2
+    margin: Signed = 0.2
     """Margin m that is subtracted from the target's cosine before scaling."""
     scale: Positive = 16.0
     """Factor β of the cosines."""

@@ -15,7 +15,7 @@ import optax
 from jax import Array, lax
 
 import jaxloss
-from experiments.config import NamedLoss, Pixels, Positive, Weight
+from experiments.config import CountOrZero, NamedLoss, Positive, Weight
 from experiments.contracts import Outputs, Problem
 from experiments.evaluation.subspace import span
 from experiments.protocols.linear_head import over_devices
@@ -88,7 +88,7 @@ class IntegratedLoss(NamedLoss):
     (supcon), Wang et al., CVPR 2019 (multi-similarity), Sun et al., CVPR 2020 (circle, fine-grained
     retrieval), Schroff et al., CVPR 2015 (triplets), Kim et al., CVPR 2020 (proxy-anchor), and Teh
     et al., ECCV 2020 (proxy-nca)."""
-    queue: Pixels = 0
+    queue: CountOrZero = 0
     """Images of earlier batches that the metric loss compares each image with, too; 0: none."""
 
 

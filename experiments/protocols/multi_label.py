@@ -9,11 +9,20 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from annotated_types import Lt
+from annotated_types import Ge, Lt
 from jax import Array, lax
 
 import jaxloss
-from experiments.config import DataConfig, Folders, NamedLoss, Positive, Share, TrainConfig, Weight
+from experiments.config import (
+    DataConfig,
+    Folders,
+    NamedLoss,
+    Positive,
+    Share,
+    Signed,
+    TrainConfig,
+    Weight,
+)
 from experiments.contracts import Metric, Objective, Outputs, Part, Problem, Protocol, measured
 from experiments.data.builders import is_multi_label, is_own, split_names
 from experiments.data.pipeline import load_labels, load_split
@@ -71,7 +80,7 @@ class MultiLabelLoss(NamedLoss):
     """T_P of the two-way loss and its halves."""
     negative_temperature: Positive = 1.0
     """T_N of the two-way loss and its halves."""
-    margin: float = 0.0
+    margin: Signed = 0.0
     """Margin ε between negative and positive logits, of the two-way loss and its halves."""
     class_wise_over: Literal["batch", "device"] = "batch"
     """Images that the class-wise half compares; device: a device's share, with --parallel pmap."""
@@ -83,7 +92,7 @@ class MultiLabelLoss(NamedLoss):
     """Probability below which a negative does not contribute to the asymmetric loss."""
     stop_focus_gradient: bool = True
     """Focus weights of the asymmetric loss are constants for the gradient, as its authors train."""
-    ramp: Annotated[float, Lt(1)] = -0.8
+    ramp: Annotated[float, Ge(-(10**6)), Lt(1)] = -0.8
     """Margin s below 1 at which the ramps of the robust multi-label loss end."""
     leak: Weight = 0.1
     """Slope λ of these ramps beyond."""

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
-from annotated_types import Ge
 
 import jaxloss
-from experiments.config import Count, NamedLoss, Share, TrainConfig, Weight, to_dict
+from experiments.config import (
+    Count,
+    NamedLoss,
+    Several,
+    Share,
+    Signed,
+    TrainConfig,
+    Weight,
+    to_dict,
+)
 from experiments.contracts import (
     ClassCounts,
     Metric,
@@ -53,7 +61,7 @@ class MarginLoss(NamedLoss):
 
     name: Literal["cosine", "softmax"] = "cosine"
     """Softmax cross-entropy of cosines, or of inner products without a bias."""
-    margin: float = -0.02
+    margin: Signed = -0.02
     """Margin m, subtracted from the target's logit before scaling."""
     scale: Weight = 0.0
     """Factor β of the logits; 0: 30 for cosines, 10 for inner products of a ResNet-12, else 5."""
@@ -67,7 +75,7 @@ class MarginEvaluation(EpisodeConfig):
 
     queries: Count = 16
     """Query images per class."""
-    episodes: Annotated[int, Ge(2)] = 600
+    episodes: Several = 600
     """Episodes of each evaluation."""
     classifier: Literal["same", "cosine", "linear"] = "same"
     """Logits are cosines, or inner products without a bias; same: as in training."""

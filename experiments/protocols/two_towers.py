@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 import jaxloss
-from experiments.config import Count, Folders, NamedLoss, Positive, TrainConfig
+from experiments.config import Folders, NamedLoss, Positive, Signed, TrainConfig, Width
 from experiments.contracts import (
     Loss,
     Metric,
@@ -59,11 +59,11 @@ class TwoTowersLoss(NamedLoss):
     """First temperature of info-nce, which is learned."""
     scale: Positive = 10.0
     """First scale of sigmoid, which is learned."""
-    bias: float = -10.0
+    bias: Signed = -10.0
     """First bias of sigmoid, which is learned."""
-    dim: Count = 64
+    dim: Width = 64
     """Dimensions of the space that both towers map to."""
-    characters: Count = 64
+    characters: Width = 64
     """Features of a character inside the encoder of names."""
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import subprocess
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,9 +17,23 @@ import jaxloss
 from experiments.config import TrainConfig
 from experiments.contracts import Protocol
 from experiments.reporting.markdown import bullets, format_value, table, with_unit
-from experiments.storage import write_atomically, write_json
+from experiments.storage import check_json, load_json, regular, write_atomically, write_json
 
 logger = logging.getLogger(__name__)
+
+# As kinds of `check_json`.
+METRIC = {
+    "name": str,
+    "unit": Literal["%", ""],
+    "higher_is_better": bool | None,
+    "value": float | None,
+    "interval": float | None,
+}
+_REPORT = {
+    **dict.fromkeys(("label", "data", "sampling", "version", "split"), str),
+    **{"commit": str | None, "seed": int, "step": int, "metrics": [METRIC]},
+    **{"validation": Any, "command": str, "notes?": [str], "seconds?": float, "diverged?": str},
+}
 
 EPISODES = "episodes.npz"
 """The accuracy in every episode, for each metric that is a mean over episodes: float32 [E]."""
@@ -136,14 +149,26 @@ def version_text(report: dict[str, Any]) -> str:
     return f"jaxloss {report['version']}{commit}"
 
 
-def read_report(path: Path) -> dict[str, Any] | None:
-    """The report of a finished run; None, with a warning, where it is damaged."""
+def read_report(
+    path: Path,
+    text: Callable[[dict[str, Any]], object] = lambda report: None,
+    kind: Mapping[str, Any] = _REPORT,
+) -> dict[str, Any] | None:
+    """The report of a finished run; None, with a warning, where it is damaged or of another kind.
+
+    It has what tables and figures of several runs need, by the `kind` of `check_json`, and what its
+    own protocol needs: `text`, which makes a text of it, has no error.
+    """
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(report["metrics"], list):
-            raise TypeError(f"metrics are {report['metrics']!r}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s cannot be read (%s: %s)", path, type(error).__name__, error)
+        report = load_json(path)
+        check_json(report, kind, "the report")
+        if report.get("validation") is not None:
+            check_json(report["validation"], METRIC, "the report.validation")
+        if any((metric["interval"] or 0) < 0 for metric in report["metrics"]):
+            raise ValueError("an interval is negative")
+        text(report)
+    except Exception as error:  # Of `text`, whatever an entry of another type leads to.
+        logger.warning("%s cannot be read (%s: %.200s)", path, type(error).__name__, error)
         return None
     return report
 
@@ -157,8 +182,15 @@ def read_episodes(directory: Path) -> dict[str, np.ndarray]:
     if not path.exists():
         return {}
     try:
-        with np.load(io.BytesIO(path.read_bytes())) as stored:
-            return dict(stored)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        logger.warning("%s cannot be read (%s: %s)", path, type(error).__name__, error)
+        content = io.BytesIO(regular(path).read_bytes())
+        if (size := sum(file.file_size for file in zipfile.ZipFile(content).infolist())) > 2**28:
+            raise ValueError(f"it unpacks to {size:,} bytes")
+        with np.load(content, allow_pickle=False) as stored:
+            episodes = dict(stored)
+        for name, values in episodes.items():
+            if values.dtype != np.float32 or values.ndim != 1 or not np.isfinite(values).all():
+                raise ValueError(f"{name[:80]!r} is not a list of numbers")
+    except Exception as error:  # NumPy and zipfile have a dozen.
+        logger.warning("%s cannot be read (%s: %.200s)", path, type(error).__name__, error)
         return {}
+    return episodes

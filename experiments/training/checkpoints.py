@@ -35,7 +35,7 @@ from experiments.config import CONFIG_FILE
 from experiments.contracts import CLASS_AXIS
 from experiments.errors import ExperimentError, full_disk, nearest_path
 from experiments.processes import all_true, is_first, on_first
-from experiments.storage import is_remote, writing
+from experiments.storage import check_json, is_remote, regular, writing
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -44,6 +44,8 @@ _ORBAX_LOG = logging.getLogger("absl")
 CHECKPOINTS_FOLDER = "checkpoints"
 
 _FORMAT = 4
+# As kinds of `check_json`.
+_HEADER: Any = {"format": int, "step": int, "validation": float | None, "leaves": {}, "meta": {}}
 _NEWEST = 2
 """How many of the newest checkpoints stay: one damaged file must not cost the run."""
 
@@ -238,7 +240,8 @@ class Checkpoints(managers.PreservationPolicy):
             reason = next(filter(None, map(full_disk, self._failures)), "")
             # With several processes, because another one has ended, as a rule.
             own = jax.process_count() == 1 or reason
-            text = "" if cause is None else f"{type(cause).__name__}: {cause}"
+            gone = "" if self._directory.exists() else "its folder does not exist any more"
+            text = gone if cause is None else f"{type(cause).__name__}: {cause}"
             reason = reason or textwrap.shorten(text, 300, placeholder=" …") or "unknown reason"
             raise (CheckpointError if own else RuntimeError)(f"cannot write {saved}: {reason}")
         self._while_saving.close()
@@ -306,7 +309,7 @@ class Checkpoints(managers.PreservationPolicy):
             if class_sharding(leaf) is None:  # Without the classes that filled up devices.
                 found[name] = found[name][tuple(slice(size) for size in leaf.shape)]
             if _byte_sum(found[name]) != header["leaves"][name][1]:
-                raise self._damaged(step, f"{name} does not match its digest")
+                raise self.damaged(step, f"{name} does not match its digest")
         empty = {n: np.empty(x.shape, x.dtype) for n, x in wanted.items() if n not in filled}
         return found | empty
 
@@ -330,7 +333,7 @@ class Checkpoints(managers.PreservationPolicy):
                 failure = error
             if not all_true(failure is None):
                 if self._path(step).exists():
-                    damaged.append(failure or self._damaged(step, "in another process"))
+                    damaged.append(failure or self.damaged(step, "in another process"))
                     self._set_aside(damaged[-1])
                 self._manager.reload()
                 continue
@@ -363,16 +366,24 @@ class Checkpoints(managers.PreservationPolicy):
 
         def read() -> dict[str, Any]:
             args = ocp.args.Composite(header=ocp.args.JsonRestore())
+            for path in _files(self._path(step)) if not is_remote(self._directory) else ():
+                regular(path)
             header = self._manager.restore(step, args=args)["header"]
             if header.pop("sha256") != _json_digest(header) or header["step"] != step:
-                raise self._damaged(step, "the header does not match its digest")
+                raise self.damaged(step, "the header does not match its digest")
+            if header.get("format") == _FORMAT:
+                check_json(header, _HEADER, "header")
+                for name, leaf in header["leaves"].items():
+                    if not (isinstance(leaf, list) and [*map(type, leaf)] == [str, int]):
+                        raise ValueError(f"the header has no dtype and sum of {name[:80]!r}")
             return header
 
         header = self._reading(step, read)
-        if header["format"] != _FORMAT:
+        if header.get("format") != _FORMAT:
+            found = f"{header.get('format')!r:.20}"
             raise CheckpointError(
-                f"{self._path(step)} has format {header['format']}, and this version reads format "
-                f"{_FORMAT}; use the version of jaxloss that wrote it"
+                f"{self._path(step)} has format {found}, and this version reads format {_FORMAT}; "
+                "use the version of jaxloss that wrote it"
             )
         self._headers[step] = header
         return header
@@ -386,15 +397,16 @@ class Checkpoints(managers.PreservationPolicy):
         except Exception as error:  # Orbax raises a bare Exception, among others.
             for path in _files(self._path(step)):
                 try:
-                    path.read_bytes()
+                    regular(path).read_bytes()
                 except FileNotFoundError:
                     pass
                 except OSError as cause:
                     raise CheckpointError(f"cannot read {path}: {cause}") from error
             reason = f"{type(error).__name__}: {error}"
-            raise self._damaged(step, textwrap.shorten(reason, 200, placeholder=" …")) from error
+            raise self.damaged(step, textwrap.shorten(reason, 200, placeholder=" …")) from error
 
-    def _damaged(self, step: int, reason: str) -> DamagedCheckpointError:
+    def damaged(self, step: int, reason: str) -> DamagedCheckpointError:
+        """The error for a checkpoint whose content is not what was saved."""
         return DamagedCheckpointError(step, f"checkpoint {self._path(step)} is damaged ({reason})")
 
     def _set_aside(self, error: DamagedCheckpointError) -> None:
@@ -466,7 +478,7 @@ def _spread_byte_sum(everywhere: NamedSharding) -> Callable[[jax.Array], jax.Arr
 def some_lines(problems: Sequence[str], most: int = 10) -> str:
     """A line for each of the first problems, and the number of the others."""
     more = [f"and {len(problems) - most} more"] if len(problems) > most else []
-    return "".join(f"\n  {line}" for line in [*problems[:most], *more])
+    return "".join(f"\n  {line[:600]}" for line in [*problems[:most], *more])
 
 
 def _json_digest(value: Mapping[str, Any]) -> str:

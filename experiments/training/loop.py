@@ -85,7 +85,17 @@ def train(
     ):
         state = recorder.resume(parts.initial)
         first = int(state.step)
+
+        def stop(step: int, stop_signal: int | None) -> None:
+            if stop_signal is not None:
+                raise Interrupted(
+                    f"stopped at step {step} of {steps}, which is saved in {directory}; "
+                    f"run the same command to {'continue' if step < steps else 'evaluate it'}",
+                    stop_signal,
+                )
+
         if first == steps:
+            stop(first, stop_request())
             return recorder.seconds_before
         replicated = parallel.replicate(state)
         in_flight, since, counted = deque(), time.monotonic(), first
@@ -128,12 +138,9 @@ def train(
                 since, counted = time.monotonic(), step
             if stop_signal is not None:
                 recorder.checkpoints.wait()
-                raise Interrupted(
-                    f"stopped at step {step} of {steps}, which is saved in {directory}; "
-                    "run the same command to continue",
-                    stop_signal,
-                )
+                stop(step, stop_signal)
         recorder.checkpoints.wait()
+        stop(steps, stop_request())  # One that came during the last validation or save.
         return recorder.seconds
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import sys
 import tempfile
 import time
@@ -28,13 +29,44 @@ from tqdm import tqdm
 from experiments.config import CONFIG_FILE, differences
 from experiments.errors import ExperimentError
 from experiments.processes import is_first
-from experiments.storage import exclusive, is_remote, write_atomically, write_json, writing
-from experiments.training.checkpoints import CHECKPOINTS_FOLDER, CheckpointError, Checkpoints
+from experiments.storage import (
+    check_json,
+    exclusive,
+    is_remote,
+    load_json,
+    regular,
+    write_atomically,
+    write_json,
+    writing,
+)
+from experiments.training.checkpoints import (
+    CHECKPOINTS_FOLDER,
+    CheckpointError,
+    Checkpoints,
+    Restored,
+    some_lines,
+)
 from experiments.training.step import TrainState
 
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+_NAME = re.compile(r"[\w@. -]{1,80}", re.ASCII)
+"""Names of the numbers in it."""
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+"""These numbers are strings there."""
+
+_META: Any = {
+    "config": {"data": {"name": str}},
+    "class_counts": [int],
+    "steps_per_epoch": int,
+    "code": {"version": str, "commit": str | None},
+    "origins?": [str],
+    "classes?": str,
+    "classifier?": bool,
+    "seconds": float,
+}
+"""What every checkpoint of a run stores of it, as kinds of `check_json`."""
 
 _SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_BETWEEN_FLUSHES = 120.0
@@ -53,20 +85,22 @@ def claim_run_directory(
 ) -> None:
     """Makes a directory the home of a run; arguments and errors as in `check_run_directory`.
 
-    Where the run had fewer steps, the report of those is renamed. A new directory gets no lock:
-    `Recorder.resume` takes it, when data and network are ready.
+    Where the run had fewer steps, the report of those is renamed. The lock of the directory is held
+    meanwhile, and not until `Recorder.resume` takes it, when data and network are ready.
     """
     there = check_run_directory(directory, config, fixed_steps=fixed_steps)
-    if there is None:
-        directory.mkdir(parents=True, exist_ok=True)
-        write_json(directory / CONFIG_FILE, config)
-    elif there["steps"] != config["steps"]:
-        with exclusive_run(directory):
+    if there is not None and there["steps"] == config["steps"]:
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    with exclusive_run(directory):
+        # Another command may have claimed it since.
+        there = check_run_directory(directory, config, fixed_steps=fixed_steps)
+        if there is not None and there["steps"] != config["steps"]:
             # The JSON first: it marks a run as finished.
             for name in ("report.json", "report.md", "episodes.npz"):
                 if (path := directory / name).exists():
                     path.rename(directory / f"{path.stem}-{there['steps']}-steps{path.suffix}")
-            write_json(directory / CONFIG_FILE, config)
+        write_json(directory / CONFIG_FILE, config)
 
 
 def check_run_directory(
@@ -76,26 +110,27 @@ def check_run_directory(
 
     It may differ in one thing: the run there may have fewer steps, unless `fixed_steps` says why it
     cannot go on with more. Raises a `ConfigMismatchError` if the directory belongs to another
-    configuration (the message lists all differences), its configuration is damaged, or it holds
+    configuration (the message lists the differences), its configuration is damaged, or it holds
     other files.
     """
-    if (directory / CONFIG_FILE).exists():
+    if directory.exists() and not directory.is_dir():
+        raise ConfigMismatchError(f"{directory} is a file; choose another directory")
+    # Listed once: another command may be writing.
+    names = sorted(path.name for path in directory.iterdir()) if directory.exists() else []
+    if CONFIG_FILE in names:
         there, here = read_config(directory), json.loads(json.dumps(config))
         lines = differences(*(flatten_dict(run, sep=".") for run in (there, here)))
-        more = len(lines) == 1 and there.get("steps", math.inf) < here.get("steps", 0)
+        steps = there.get("steps")
+        more = len(lines) == 1 and type(steps) is int and 0 < steps < here.get("steps", 0)
         if lines and not (more and not fixed_steps):
             why = f" It cannot go on with more steps: {fixed_steps}." if more else ""
             raise ConfigMismatchError(
-                "\n".join([f"{directory} holds a run of another configuration:", *lines])
+                f"{directory} holds a run of another configuration:{some_lines(lines, most=100)}"
                 + f"\n(left: the run there, right: this one).{why} Choose another directory, and "
                 f"add --model.weights {directory} to start from its weights; or remove this one."
             )
         return there
-    if directory.exists() and not directory.is_dir():
-        raise ConfigMismatchError(f"{directory} is a file; choose another directory")
-    files = sorted(directory.iterdir()) if directory.exists() else []
-    others = [path.name for path in files if not path.name.startswith(".")]
-    if others:
+    if others := [name for name in names if not name.startswith(".")]:
         shown = ", ".join(others[:5]) + (", …" if len(others) > 5 else "")
         raise ConfigMismatchError(
             f"{directory} is not a run directory: it holds {shown} but no {CONFIG_FILE}. "
@@ -108,9 +143,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     """The configuration of the run in a directory, or a `ConfigMismatchError`."""
     path = directory / CONFIG_FILE
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError(f"it must hold a JSON object, got {type(config).__name__}")
+        config = load_json(path)
+        check_json(config, {})
     except FileNotFoundError as error:
         raise ConfigMismatchError(
             f"{directory} is not a run directory: it has no {CONFIG_FILE}"
@@ -120,6 +154,25 @@ def read_config(directory: Path) -> dict[str, Any]:
             f"{path} is damaged ({error}). Repair it, or choose another directory."
         ) from error
     return config
+
+
+def read_meta(checkpoints: Checkpoints, step: int, kind: Any = _META) -> dict[str, Any]:
+    """What training has stored with a checkpoint; a `DamagedCheckpointError` if that lacks a part.
+
+    The configuration is not checked: see `config_from_dict`.
+    """
+    meta = checkpoints.meta(step)
+    try:
+        check_json(meta, kind, "meta")
+        if kind is _META:
+            counts = meta["class_counts"]
+            if not (counts and 0 <= min(counts) <= max(counts) < 2**40 and sum(counts)):
+                raise ValueError("meta.class_counts are not numbers of images")
+            if meta["steps_per_epoch"] < 1:
+                raise ValueError("meta.steps_per_epoch is below 1")
+    except ValueError as error:
+        raise checkpoints.damaged(step, str(error)) from None
+    return meta
 
 
 def exclusive_run(directory: Path) -> AbstractContextManager[None]:
@@ -181,7 +234,12 @@ class Recorder(ExitStack):
         self.checkpoints = self.enter_context(checkpoints)
         state, first = initial, 0
         if checkpoints.steps():
-            restored, _ = checkpoints.read_intact(lambda step: checkpoints.restore(initial, step))
+
+            def read(step: int) -> Restored:
+                read_meta(checkpoints, step, {"seconds": float})
+                return checkpoints.restore(initial, step)
+
+            restored, _ = checkpoints.read_intact(read)
             state, first = restored.state, restored.step
             self.seconds_before = restored.meta["seconds"]
         elif damaged := sorted(path.name for path in folder.glob("damaged-*")):
@@ -294,13 +352,21 @@ class MetricsLog:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file; a cut one, as by a kill, is left out with a warning."""
-    rows = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    rows, cut = [], []
+    for number, line in enumerate(regular(path).read_bytes().splitlines(), start=1):
         try:
             row = json.loads(line)
-            rows.append({**row, "step": int(row["step"])})
-        except (ValueError, TypeError, KeyError):
-            logger.warning("%s: line %d is cut and left out", path, number)
+            check_json(row, {"step": int})
+            for name, value in row.items():
+                check_json(value, str if value in _NOT_FINITE else float, name)
+            if not (all(map(_NAME.fullmatch, row)) and 0 <= row["step"] < 2**53):
+                raise ValueError("the name of a number, or the step")
+            rows.append(row)
+        except (ValueError, RecursionError):
+            cut.append(number)
+    if cut:
+        more = f" and {len(cut) - 1} more lines are" if cut[1:] else " is"
+        logger.warning("%s: line %d%s cut and left out", path, cut[0], more)
     return rows
 
 

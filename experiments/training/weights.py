@@ -37,10 +37,15 @@ from experiments.training.checkpoints import (
     checkpoints_folder,
     some_lines,
 )
+from experiments.training.run_directory import read_meta
 from experiments.training.step import TrainState
 
 _log = logging.getLogger(__name__)
 _SUFFIX = ".safetensors"
+_META: Any = {
+    "config": {"data": {"name": str}},
+    **{"origins?": [str], "classes?": str, "classifier?": bool},
+}
 _LEAVES = {
     "kernel": "weight",
     "scale": "weight",
@@ -95,7 +100,7 @@ def load_weights(
     further = ("params/classifier", *(f"objective_state/{name}" for name in own or ()))
 
     def read(step: int) -> tuple[TrainState, list[str]]:
-        meta = checkpoints.meta(step)
+        meta = read_meta(checkpoints, step, _META)
         before, theirs = meta.get("origins", []), meta.get("classes", "")
         shared = bool(theirs) and share_images(meta["config"]["data"]["name"], data)
         if shared and theirs != classes:
@@ -146,6 +151,8 @@ def _from_file(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
             problems.append(f"{name}: {list(array.shape)} in the file, {list(shape)} wanted")
         elif not jnp.issubdtype(array.dtype, jnp.floating):
             problems.append(f"{name}: {array.dtype} in the file, floats wanted")
+        elif not np.isfinite(array.astype(np.float32)).all():
+            problems.append(f"{name}: not all values are finite")
     others = (name for name in stored if name not in shapes and not _ignored(name))
     problems += [f"{name}: unexpected" for name in others]
     if problems:
@@ -161,7 +168,6 @@ def _from_file(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
-        from safetensors import SafetensorError
         from safetensors.numpy import load_file
     except ImportError as error:
         raise WeightsError(
@@ -170,8 +176,11 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         ) from error
     try:
         return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{path} is damaged: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # A SafetensorError, an OSError, and a KeyError of unknown dtypes.
+        reason = f"{type(error).__name__}: {error}"
+        raise WeightsError(f"{path} is damaged, or has types that NumPy lacks: {reason}") from error
 
 
 def _torchvision_name(place: Any) -> str:

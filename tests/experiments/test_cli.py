@@ -414,7 +414,10 @@ def test_a_closed_pipe_is_no_traceback():
         ("train icons --loss.temperature x", "error: --loss.temperature: 'x' is no number; "),
         ("train icons --loss.name sec", "--loss.name: no value sec; did you mean sce"),
         ("look", "python -m experiments look --help"),
-        ("train icons --stuck-after nan", "--stuck-after must be finite and at least 0, got nan"),
+        (
+            "train icons --stuck-after nan",
+            "--stuck-after must be at least 0 and at most 1000000, got nan",
+        ),
         (
             "train icons --evaluation.shots 1 1",
             "evaluation.shots must be different values, got (1, 1)",

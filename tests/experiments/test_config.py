@@ -17,13 +17,20 @@ CONFIG = GroupSoftmaxConfig()
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("sampling.batch_size", 0, "must be at least 1, got 0"),
+        ("sampling.batch_size", 0, "must be at least 1 and at most 1000000, got 0"),
         ("seed", 2**32, f"must be at least 0 and below {2**32}, got {2**32}"),
         ("data.imbalance", 0.0, "must be above 0 and at most 1, got 0.0"),
         ("data.imbalance", 1.5, "must be above 0 and at most 1, got 1.5"),
         ("data.erasing", 1.0, "must be at least 0 and below 1, got 1.0"),
-        ("data.std", (0.5, 0.0), "must be above 0, got 0.0"),
+        ("data.std", (0.5, 0.0), "must be above 0 and at most 1000000, got 0.0"),
         ("model.widths", (), "needs at least one value"),
+        ("data.pad", 10**9, "must be at least 0 and at most 10000, got 1000000000"),
+        (
+            "steps",
+            10**399,
+            f"must be at least 1 and at most 1000000000, got 1{'0' * 29}… (400 characters)",
+        ),
+        ("data.name", "x" * 5000, "is too long: 5000 values or characters"),
         # Bounded or not, numbers are finite.
         ("data.mean", (0.0, math.nan), "must be finite, got nan"),
         ("optimizer.learning_rate", math.inf, "must be finite, got inf"),
@@ -64,6 +71,33 @@ RUN = config_to_dict(CONFIG)
 def test_a_run_of_another_version_is_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         config_from_dict(RUN | changes)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("steps", value) for value in ("20", 20.0, True, None, [20], {}, -1, 10**300, 1e999)),
+        *(("seed", value) for value in ("", False, 2**32)),
+        *(("data.mean", value) for value in (0.5, "0.5", ["0.5"], [None], [[0.5]], {"0.5": 1})),
+        *(("data.flip", value) for value in (1, "true", "True", None)),
+        *(("optimizer.learning_rate", value) for value in ("0.1", True, math.nan, -1, 10**400)),
+        *(("model.backbone", value) for value in ("vgg", ["conv4"], None, "x" * 10**6)),
+        *(("data", value) for value in (None, [], "x", 1)),
+    ],
+)
+def test_values_of_a_file_have_the_types_of_their_options(option, value):
+    """What is edited by hand, or damaged, is not converted in silence; the message is short."""
+    section, _, name = option.rpartition(".")
+    changed = {name: value}
+    with pytest.raises(ConfigError) as error:
+        config_from_dict(RUN | ({section: RUN[section] | changed} if section else changed))
+    assert str(error.value).startswith(option)
+    assert len(str(error.value)) < 300
+
+
+def test_whole_numbers_of_a_file_are_floats_too():
+    values = RUN | {"optimizer": RUN["optimizer"] | {"learning_rate": 1}}
+    assert config_from_dict(values).optimizer.learning_rate == 1
 
 
 @pytest.mark.parametrize(

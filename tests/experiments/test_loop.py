@@ -184,6 +184,16 @@ def test_a_signal_late_in_a_step_is_handled_after_the_next(tmp_path, folders, si
 
 
 @pytest.mark.usefixtures("small_network")
+def test_a_signal_in_the_last_step_stops_before_the_evaluation(tmp_path, folders, signalled):
+    signalled(SCE.steps, signal.SIGTERM)
+    with pytest.raises(Interrupted, match="run the same command to evaluate it") as stopped:
+        train(SCE, tmp_path / "run", folders)
+    assert stopped.value.signal_number == signal.SIGTERM
+    assert saved_steps(tmp_path / "run")[-1] == SCE.steps
+    train(SCE, tmp_path / "run", folders)
+
+
+@pytest.mark.usefixtures("small_network")
 def test_a_second_interrupt_stops_at_once(tmp_path, folders, signalled, capfd):
     signalled(3, signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):

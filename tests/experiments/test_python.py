@@ -188,7 +188,7 @@ def test_options_are_those_of_the_command_line():
         ("icons", {"steps": None}, "steps: 'None' must be of type int"),
         ("icons", {"steps": True}, "steps: 'True' must be of type int"),
         ("icons", {"data.flip": 1}, "data.flip: '1' must be one of True, False"),
-        ("icons", {"steps": 0}, "steps must be at least 1, got 0"),
+        ("icons", {"steps": 0}, "steps must be at least 1 and .*, got 0"),
         ("icons", {"model.widths": ()}, "model.widths needs at least one value"),
         ("icons", {"data.name": "icon"}, "icon"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import threading
 import time
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from experiments.errors import ConfigError
+from experiments.errors import ConfigError, ExperimentError
 from experiments.training import run_directory
 from experiments.training.run_directory import (
     ConfigMismatchError,
@@ -35,7 +36,7 @@ def test_a_run_directory_is_claimed_once(tmp_path):
     assert check_run_directory(run, CONFIG) == read_config(run)
     claim_run_directory(run, CONFIG)
     assert read_config(run) == {**CONFIG, "data": {"name": "icons", "mean": [0.5]}}
-    assert sorted(p.name for p in run.iterdir()) == ["config.json", "metrics.jsonl"]
+    assert sorted(p.name for p in run.iterdir()) == [".lock", "config.json", "metrics.jsonl"]
 
 
 def test_another_configuration_is_refused_with_its_differences(tmp_path):
@@ -172,3 +173,28 @@ def test_plain_progress_is_a_line_every_half_minute(capsys, monkeypatch):
     assert capsys.readouterr().out.endswith("00:20 elapsed, 01:20 left\n")
     Progress(10, 10, "last").update(10, 0.5, None)  # A run that had a single step left.
     assert "last: 10/10 steps (100 %), loss 0.5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_of_two_commands_that_claim_a_directory_at_once_one_wins(tmp_path, same):
+    configs = [CONFIG, CONFIG if same else {**CONFIG, "seed": 1}]
+    for number in range(50):
+        barrier, errors = threading.Barrier(2), []
+
+        def claim(config, directory=tmp_path / str(number), barrier=barrier, errors=errors):
+            barrier.wait()
+            try:
+                claim_run_directory(directory, config)
+            except ExperimentError as failure:
+                errors.append(str(failure))
+
+        threads = [threading.Thread(target=claim, args=[config]) for config in configs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # With the same configuration, the slower one may also find a run to go on with.
+        assert len(errors) == 1 or (same and not errors)
+        for error in errors:
+            assert "another process is training" in error or "of another configuration" in error
+        assert read_config(tmp_path / str(number))["seed"] in (0, 1)
