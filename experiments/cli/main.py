@@ -154,7 +154,7 @@ def _status(command: Any, typed: list[str], *, distributed: bool = False) -> int
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Raises an `ExperimentError` for what a disk, the network or JAX_PLATFORMS has caused."""
+    """Raises an `ExperimentError` for what a disk, memory, the network or JAX_PLATFORMS causes."""
     try:
         yield
     except (ExperimentError, BrokenPipeError, Interrupted):
@@ -169,6 +169,12 @@ def _explained() -> Iterator[None]:
             raise ExperimentError(f"{place}{error.strerror}") from error
         if reason := unreachable(error):
             raise ExperimentError(f"cannot reach Google Cloud Storage: {reason}") from error
+        words = ("RESOURCE_EXHAUSTED", "Out of memory")  # Of XLA, in a JaxRuntimeError.
+        if isinstance(error, MemoryError) or any(word in str(error) for word in words):
+            raise ExperimentError(
+                "there is not enough memory; choose a smaller batch, network or image size: "
+                f"{' '.join(str(error).split())[:200]}"
+            ) from error
         if platforms := os.environ.get("JAX_PLATFORMS"):
             try:
                 jax.devices()

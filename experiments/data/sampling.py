@@ -17,7 +17,7 @@ from jaxloss.sampling import ClassIndex, Episodes
 
 def parse_product(text: str) -> tuple[int, int] | None:
     """The numbers of a text such as `32x4`; None for any other text."""
-    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text)
+    match = re.fullmatch(r"([1-9][0-9]{0,6})x([1-9][0-9]{0,6})", text)
     return (int(match[1]), int(match[2])) if match else None
 
 

@@ -99,7 +99,7 @@ def test_streams_that_are_closed_or_lack_characters_are_no_traceback(closed, env
     assert b"Traceback" not in done.stderr
 
 
-def test_a_network_that_is_gone_and_a_missing_backend_are_lines(monkeypatch, capsys):
+def test_what_network_memory_and_backend_cause_is_a_line(monkeypatch, capsys):
     def unreachable(self, command):
         raise RuntimeError("while reading") from aiohttp.ClientError("no\nnetwork")
 
@@ -107,6 +107,13 @@ def test_a_network_that_is_gone_and_a_missing_backend_are_lines(monkeypatch, cap
     assert main(["datasets"]) == 2
     line = "error: cannot reach Google Cloud Storage: no network\n"
     assert capsys.readouterr().err == line
+
+    def large(self, command):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating\n8 bytes")
+
+    monkeypatch.setattr(Datasets, "run", large)
+    assert main(["datasets"]) == 2
+    assert "choose a smaller batch, network or image size: RESOURCE" in capsys.readouterr().err
 
     def absent(*_):
         raise AssertionError
