@@ -104,10 +104,13 @@ def regular(path: Path) -> Path:
     return path
 
 
-def load_json(path: Path) -> Any:
-    """The value in a JSON file; an `OSError`, or a `ValueError` where it is none."""
+def load_json(path: Path, object_pairs_hook: Any = None) -> Any:
+    """The value in a JSON file; an `OSError`, or a `ValueError` where it is none.
+
+    `object_pairs_hook` is that of `json.loads`.
+    """
     try:
-        return json.loads(regular(path).read_bytes())
+        return json.loads(regular(path).read_bytes(), object_pairs_hook=object_pairs_hook)
     except RecursionError as error:
         raise ValueError("lists or objects are nested too deeply") from error
 

@@ -8,6 +8,7 @@ from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.base import DatasetSpec
 from experiments.data.builders.images import (
     ClassSplit,
+    column,
     list_folders,
     list_images,
     read_lines,
@@ -27,8 +28,9 @@ def _read_folder(search_path: SearchPath) -> dict[str, ClassSplit]:
 
 
 def _read_list(path: Path, images: Path) -> ClassSplit:
-    names = [line.strip() for line in read_lines(path)]
-    return split_of_files({name: list_images(images / name) for name in names if name}, path)
+    lines = [line.strip() for line in read_lines(path)]
+    names = column([name for name in lines if name], Path, path)
+    return split_of_files({name: list_images(images / name) for name in names}, path)
 
 
 def _read_archive(search_path: SearchPath) -> dict[str, ClassSplit]:

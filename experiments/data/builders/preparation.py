@@ -6,14 +6,15 @@ import logging
 import shutil
 import warnings
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import constants
 
 from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders.base import ImageBuilder
-from experiments.storage import exclusive, is_remote, storage_path, writing
+from experiments.data.builders.tasks import FewShotBuilder
+from experiments.storage import exclusive, is_remote, regular, storage_path, writing
 
 _log = logging.getLogger(__name__)
 
@@ -76,13 +77,17 @@ def make_builder(cls: type[_Builder], data_dir: Path | None = None) -> _Builder:
     Raises:
       DamagedArchiveError: The prepared data set cannot be read.
     """
+    folder = location(cls, data_dir)
     try:
+        if not is_remote(folder) and folder.is_dir():
+            for path in folder.iterdir():
+                regular(path)  # A pipe would never end.
         return cls(data_dir=str(data_root(data_dir)))
     except Exception as error:
         # TFDS raises almost any exception when one of its files is damaged.
         raise DamagedArchiveError(
-            f"{location(cls, data_dir)} cannot be read ({type(error).__name__}: {error}); delete "
-            "that folder to prepare the data again"
+            f"{folder} cannot be read ({type(error).__name__}: {str(error)[:300]}); delete that "
+            "folder to prepare the data again"
         ) from error
 
 
@@ -144,7 +149,34 @@ def is_prepared(builder: ImageBuilder) -> bool:
             f"{folder} is not a complete data set ({', '.join(missing) or 'metadata'} missing); "
             "delete that folder to prepare the data again"
         )
+    if why := _wrong_counts(builder):
+        raise DamagedArchiveError(
+            f"{folder / 'metadata.json'} {why}; delete that folder to prepare the data again"
+        )
     return True
+
+
+def _wrong_counts(builder: ImageBuilder) -> str:
+    """What is wrong in the counts of images by split and class; "" if nothing is."""
+    metadata: Any = builder.info.metadata
+    name, _ = builder.label_feature()
+    stored = getattr(builder.info.features[name], "names", None)  # pyright: ignore
+    seen: dict[str, None] = {}
+    for split in builder.SPEC.classes:
+        counts, images = metadata[split], builder.info.splits[split].num_examples
+        if not isinstance(counts, dict) or not counts:
+            return f"has no counts of the split {split}"
+        if not all(type(count) is int and 0 <= count <= images for count in counts.values()):
+            return f"has impossible counts of the split {split}, which has {images} images"
+        if stored is not None and sum(counts.values()) != images:
+            return f"has {sum(counts.values())} images of the split {split}, which has {images}"
+        seen |= dict.fromkeys(counts)
+        if not issubclass(type(builder), FewShotBuilder) and [*seen] != [*counts]:
+            return f"has other classes for the split {split} than for another"
+    # TFDS drops spaces at the ends of lines.
+    if stored is not None and {label.strip() for label in stored} != {n.strip() for n in seen}:
+        return "has other classes than label.labels.txt"
+    return ""
 
 
 def _refuse_earlier_version(builder: ImageBuilder, folder: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.data.builders.archives import DamagedArchiveError, load_pickle
 from experiments.data.builders.base import DatasetSpec
-from experiments.data.builders.images import ClassSplit, Table, entries, split_of_rows, text
+from experiments.data.builders.images import ClassSplit, Table, column, entries, split_of_rows
 from experiments.data.builders.layouts import FEW_SHOT_PARTS, Layout, SearchPath
 from experiments.data.builders.tasks import FewShotBuilder
 
@@ -36,14 +36,12 @@ def _read_pickles(search_path: SearchPath) -> dict[str, ClassSplit]:
 
 def _read_labels(path: Path, split: str) -> tuple[np.ndarray, list[str]]:
     content = entries(load_pickle(path), path, "label_specific")
-    try:
-        labels = np.asarray(content["label_specific"]).astype(np.int64).ravel()
-    except (TypeError, ValueError) as error:
-        raise DamagedArchiveError(f"{path}: label_specific contains no numbers") from error
+    labels = np.array(column(content["label_specific"], int, f"{path}: label_specific"), np.int64)
     count = int(labels.max(initial=-1)) + 1
-    names = [text(name) for name in content.get("label_specific_str", ())]
-    names = names or [f"{split} class {label:03}" for label in range(count)]
-    if labels.min(initial=0) < 0 or count > len(names):
+    names = column(content.get("label_specific_str", ()), str, f"{path}: label_specific_str")
+    if not names and count <= len(labels):
+        names = [f"{split} class {label:03}" for label in range(count)]
+    if count > len(names):
         raise DamagedArchiveError(
             f"{path} names {len(names)} classes, but has a label that is not among them"
         )
