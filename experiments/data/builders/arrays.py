@@ -90,7 +90,10 @@ def _read_batches(folder: Path, files: tuple[str, ...], key: str, names: list[st
                 f"{list(data.shape)}"
             )
         images.append(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-        labels += column(content[key], int, f"{folder / file}: {key}")
+        own = column(content[key], int, f"{folder / file}: {key}")
+        if len(own) != len(data):
+            raise DamagedArchiveError(f"{folder / file}: {len(data)} images, but {len(own)} labels")
+        labels += own
     source = folder / files[0] if len(files) == 1 else folder
     return array_split(np.concatenate(images), labels, names, source)
 

@@ -87,7 +87,7 @@ def _read_numbered(path: Path, class_of: dict[str, str]) -> ClassSplit:
     absent = sorted(set(class_of) - set(files))
     if absent:
         raise DamagedArchiveError(
-            f"{path} lacks {len(absent)} of {len(class_of)} images, for example {absent[0]}"
+            f"{path} lacks {len(absent)} of {len(class_of)} images, for example {absent[0][:80]}"
         )
     classes: dict[str, list[Any]] = {}
     for stem, name in class_of.items():

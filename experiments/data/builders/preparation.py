@@ -166,6 +166,9 @@ def _wrong_counts(builder: ImageBuilder) -> str:
         counts, images = metadata[split], builder.info.splits[split].num_examples
         if not isinstance(counts, dict) or not counts:
             return f"has no counts of the split {split}"
+        files = [Path(path) for path in builder.info.splits[split].filepaths]
+        if not is_remote(files[0]) and images > sum(path.stat().st_size for path in files):
+            return f"is beside files that are too small for {images} images of the split {split}"
         if not all(type(count) is int and 0 <= count <= images for count in counts.values()):
             return f"has impossible counts of the split {split}, which has {images} images"
         if stored is not None and sum(counts.values()) != images:

@@ -55,6 +55,9 @@ def _loader(path: Path, count: int) -> Callable[[], Table]:
             raise DamagedArchiveError(
                 f"{path} should contain one encoded image per label, {count} in total"
             )
+        # A string would be opened as a path.
+        if not all(isinstance(image, bytes | np.ndarray) for image in images):
+            raise DamagedArchiveError(f"{path} has an image that is neither bytes nor an array")
         return images
 
     return load
