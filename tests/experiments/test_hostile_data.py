@@ -164,7 +164,8 @@ def swapped(path: Path) -> Iterator[bytes]:
 def test_changed_files_are_read_or_refused(tmp_path, write, seed):
     """Changed bytes, and other values; all of the latter in a long test."""
     reader, rng = Reader(write, tmp_path), np.random.default_rng(seed)
-    for path in reader.lists if seed else rng.permutation(reader.lists)[:8]:
+    chosen = rng.permutation(len(reader.lists))[: None if seed else 8]
+    for path in (reader.lists[index] for index in chosen):
         # MATLAB files take a process each.
         count = int(write is many.flowers102) if path.suffix == ".mat" else 2
         for content in changed(path.read_bytes(), rng, 40 * count if seed else count):

@@ -397,7 +397,7 @@ def load_mat(path: Path, *names: str) -> dict[str, Any]:
             finally:
                 process.kill()
         if isinstance(content, str):
-            raise ValueError(content)
+            raise DamagedArchiveError(f"{path} is not a readable MATLAB file: {content}")
     missing = [name for name in names if name not in content]
     if missing:
         raise DamagedArchiveError(f"{path} has no variable {', '.join(missing)}")

@@ -99,15 +99,15 @@ def _validation_classes(search_path: SearchPath) -> dict[str, str]:
     """The class of every validation image, by file name without extension."""
     path = search_path.find(_SOLUTION, f"ILSVRC/{_SOLUTION}")
     if path is not None:
-        header, table = read_table(path)
-        rows = [(number, [*cells.values()]) for number, cells in table]
-        if len(header) != 2 or not all(row[1] for _, row in rows):
+        header, rows = read_table(path)
+        if len(header) != 2:
             raise DamagedArchiveError(
                 f"{path} should have lines like ILSVRC2012_val_1,n0144 1 1 9 9"
             )
+        stem, prediction = header
         return {
-            stem: text(prediction.split()[0], f"{path}, line {number}")
-            for number, (stem, prediction) in rows
+            row[stem]: text(row[prediction].partition(" ")[0], f"{path}, line {number}")
+            for number, row in rows
         }
     devkit = _DEVKIT.locate(search_path)
     path = inside(devkit, "data/meta.mat")

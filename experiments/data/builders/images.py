@@ -443,8 +443,8 @@ def read_lines(path: Path) -> list[str]:
             f"{path} is not text in UTF-8 ({error}); save it so, in Excel as `CSV UTF-8`"
         ) from error
     whole = whole.replace("\r\n", "\n").replace("\r", "\n")
-    if whole.count("\n") > 2**22:
-        raise DamagedArchiveError(f"{path} has more than four million lines")
+    if whole.count("\n") > 2**21:
+        raise DamagedArchiveError(f"{path} has more than two million lines")
     lines = whole.removesuffix("\n").split("\n") if whole else []
     if any(len(line) > 2**20 for line in lines):
         raise DamagedArchiveError(f"{path} has a line of more than a million characters")

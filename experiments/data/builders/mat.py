@@ -16,7 +16,9 @@ def plain(value):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list) or (hasattr(value, "dtype") and value.dtype.kind == "O"):
         return [plain(item) for item in value]
-    return value
+    if isinstance(value, str | bytes | int | float | complex) or value.dtype.kind in "biufcSU":
+        return value
+    raise TypeError(f"a variable has the type {type(value).__name__}")
 
 
 def main(libraries, seconds, room, path, *names):

@@ -138,47 +138,47 @@ def is_prepared(builder: ImageBuilder) -> bool:
     if not folder.exists():
         _refuse_earlier_version(builder, folder.parent)
         return False
-    info = builder.info
+    try:
+        why = _problem(builder, folder)
+    except OSError:
+        raise
+    except Exception as error:  # As in `make_builder`: TFDS reads some files only here.
+        why = f"cannot be read ({type(error).__name__}: {str(error)[:300]})"
+    if why:
+        raise DamagedArchiveError(f"{folder} {why}; delete that folder to prepare the data again")
+    return True
+
+
+def _problem(builder: ImageBuilder, folder: Path) -> str:
+    """What is wrong in the files of a prepared data set and their counts; "" if nothing is."""
+    info: Any = builder.info
     missing = [split for split in builder.SPEC.classes if split not in info.splits]
     if not missing:
         files = [path for split in builder.SPEC.classes for path in info.splits[split].filepaths]
         there = {path.name for path in folder.iterdir()}
         missing = [name for path in files if (name := Path(path).name) not in there]
     if missing or not set(builder.SPEC.classes) <= set(info.metadata or ()):
-        raise DamagedArchiveError(
-            f"{folder} is not a complete data set ({', '.join(missing) or 'metadata'} missing); "
-            "delete that folder to prepare the data again"
-        )
-    if why := _wrong_counts(builder):
-        raise DamagedArchiveError(
-            f"{folder / 'metadata.json'} {why}; delete that folder to prepare the data again"
-        )
-    return True
-
-
-def _wrong_counts(builder: ImageBuilder) -> str:
-    """What is wrong in the counts of images by split and class; "" if nothing is."""
-    metadata: Any = builder.info.metadata
-    name, _ = builder.label_feature()
-    stored = getattr(builder.info.features[name], "names", None)  # pyright: ignore
+        return f"is not a complete data set ({', '.join(missing) or 'metadata'} missing)"
+    stored = getattr(info.features[builder.label_feature()[0]], "names", None)
     seen: dict[str, None] = {}
     for split in builder.SPEC.classes:
-        counts, images = metadata[split], builder.info.splits[split].num_examples
-        if not isinstance(counts, dict) or not counts:
-            return f"has no counts of the split {split}"
-        files = [Path(path) for path in builder.info.splits[split].filepaths]
-        if not is_remote(files[0]) and images > sum(path.stat().st_size for path in files):
-            return f"is beside files that are too small for {images} images of the split {split}"
-        if not all(type(count) is int and 0 <= count <= images for count in counts.values()):
-            return f"has impossible counts of the split {split}, which has {images} images"
+        counts, images = info.metadata[split], info.splits[split].num_examples
+        files = [folder / Path(path).name for path in info.splits[split].filepaths]
+        if not is_remote(folder) and images > sum(path.stat().st_size for path in files):
+            return f"is too small for {images} images of the split {split}"
+        fits = isinstance(counts, dict) and all(type(count) is int for count in counts.values())
+        if not fits or not all(0 <= count <= images for count in counts.values()):
+            return f"has impossible counts of {images} images in metadata.json, split {split}"
         if stored is not None and sum(counts.values()) != images:
-            return f"has {sum(counts.values())} images of the split {split}, which has {images}"
+            return (
+                f"has {images} images, but {sum(counts.values())} in metadata.json, split {split}"
+            )
         seen |= dict.fromkeys(counts)
         if not issubclass(type(builder), FewShotBuilder) and [*seen] != [*counts]:
-            return f"has other classes for the split {split} than for another"
+            return f"has other classes in metadata.json for the split {split} than for another"
     # TFDS drops spaces at the ends of lines.
-    if stored is not None and {label.strip() for label in stored} != {n.strip() for n in seen}:
-        return "has other classes than label.labels.txt"
+    if stored is not None and {name.strip() for name in stored} != {name.strip() for name in seen}:
+        return "has other classes in metadata.json than in label.labels.txt"
     return ""
 
 
