@@ -360,6 +360,9 @@ def load_torch_list(path: Path) -> list:
 
 # --- MATLAB -------------------------------------------------------------------------------------
 
+_MATLAB_MEMORY = 2**30
+"""Bytes that the reader may take, and eight times the size of the file."""
+
 
 def load_mat(path: Path, *names: str) -> dict[str, Any]:
     """Reads variables from a MATLAB file (versions 4 to 7.2).
@@ -379,7 +382,7 @@ def load_mat(path: Path, *names: str) -> dict[str, Any]:
         # Isolated, so that no file of the working directory is imported in place of a library.
         libraries = {str(Path(find_spec(name).origin).parents[1]) for name in ("numpy", "scipy")}  # pyright: ignore
         script = Path(__file__).with_name("mat.py")
-        limits = str(60 + size // 2**22), str(2**30 + 8 * size)
+        limits = str(60 + size // 2**22), str(_MATLAB_MEMORY + 8 * size)
         command = [sys.executable, "-I", script, os.pathsep.join(libraries), *limits, path, *names]
         one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
         with subprocess.Popen(

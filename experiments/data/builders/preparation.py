@@ -176,8 +176,10 @@ def _problem(builder: ImageBuilder, folder: Path) -> str:
         seen |= dict.fromkeys(counts)
         if not issubclass(type(builder), FewShotBuilder) and [*seen] != [*counts]:
             return f"has other classes in metadata.json for the split {split} than for another"
-    # TFDS drops spaces at the ends of lines.
-    if stored is not None and {name.strip() for name in stored} != {name.strip() for name in seen}:
+    # TFDS drops spaces at the ends of lines, and blank ones.
+    if stored is not None and {n.strip() for n in stored} | {""} != {n.strip() for n in seen} | {
+        ""
+    }:
         return "has other classes in metadata.json than in label.labels.txt"
     return ""
 

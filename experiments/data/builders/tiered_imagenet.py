@@ -51,7 +51,10 @@ def _read_labels(path: Path, split: str) -> tuple[np.ndarray, list[str]]:
 def _loader(path: Path, count: int) -> Callable[[], Table]:
     def load() -> Table:
         images = load_pickle(path)
-        if not isinstance(images, list | tuple | np.ndarray) or len(images) != count:
+        several = isinstance(images, list | tuple) or (
+            isinstance(images, np.ndarray) and images.ndim
+        )
+        if not several or len(images) != count:
             raise DamagedArchiveError(
                 f"{path} should contain one encoded image per label, {count} in total"
             )
