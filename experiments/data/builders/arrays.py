@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from experiments.data.builders.archives import DamagedArchiveError, load_mat, load_pickle
+from experiments.data.builders.archives import DamagedArchiveError, load_mat, load_pickle, reading
 from experiments.data.builders.base import DatasetSpec
 from experiments.data.builders.images import ClassSplit, SourceImage, column, entries, read_lines
 from experiments.data.builders.layouts import Layout, Part, SearchPath, inside
 from experiments.data.builders.tasks import ClassificationBuilder
+from experiments.storage import regular
 
 
 def array_split(images: np.ndarray, labels: Any, names: list[str], source: Path) -> ClassSplit:
@@ -207,9 +208,11 @@ def _read_binary(search_path: SearchPath) -> dict[str, ClassSplit]:
             raise DamagedArchiveError(
                 f"{path} is truncated: its size is not a multiple of {_STL_BYTES} bytes"
             )
-        # Red, green and blue planes in column-major order.
-        images = np.fromfile(path, np.uint8).reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)
-        labels = np.fromfile(folder / f"{split}_y.bin", np.uint8).astype(np.int64) - 1
+        with reading(path, "binary file"):
+            # Red, green and blue planes in column-major order.
+            images = np.fromfile(regular(path), np.uint8).reshape(-1, 3, 96, 96)
+            images = images.transpose(0, 3, 2, 1)
+            labels = np.fromfile(regular(folder / f"{split}_y.bin"), np.uint8).astype(np.int64) - 1
         splits[split] = array_split(images, labels, names, path)
     return splits
 

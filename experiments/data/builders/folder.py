@@ -482,17 +482,18 @@ def _no_images(folder: Path) -> ConfigError:
 
 def _read_csv(path: Path) -> _Listing:
     """Reads the columns `file`, `label` or `labels`, and perhaps `split`."""
-    header, rows = read_table(path, delimiters=",;\t")
+    header, rows = read_table(path, delimiters=",;\t", most=2**21)
     shown, several = readable(path), "labels" in header
     if "file" not in header or several + ("label" in header) != 1:
         raise DamagedArchiveError(
-            f"{shown} has the columns {brief(', '.join(header) or '(none)')[1:-1]}; it needs file "
-            "and labels (any number for each image) or label (one class for each image)"
+            f"{shown} has the columns {', '.join(header)[:200] or '(none)'}; it needs file and "
+            "labels (any number for each image) or label (one class for each image)"
         )
     on_disk = {_nfc(str(file.relative_to(path.parent))): file for file in list_files(path.parent)}
     splits: dict[str, dict[Path, set[str]]] = {}
     lines_of: dict[Path, tuple[str, int]] = {}
     absent: list[str] = []
+    known_labels: dict[str, str] = {}
     for number, cells in rows:
         file = on_disk.get(_nfc(os.path.normpath(cells["file"].replace("\\", "/"))))
         if file is None or not is_image(file.name):
@@ -507,12 +508,13 @@ def _read_csv(path: Path) -> _Listing:
             )
         before = lines_of.setdefault(file, (split, number))
         labels = {_nfc(cells["labels" if several else "label"])} - {""}
-        if any(len(label) > 1000 for label in labels):
-            raise DamagedArchiveError(f"{shown}, line {number}: the label is too long")
         if several:
             labels = {part.strip() for text in labels for part in re.split("[,;|]", text)} - {""}
         elif not labels:
             raise DamagedArchiveError(f"{shown}, line {number}: {cells['file']} has no label")
+        if any(len(label) > 1000 for label in labels) or len(known_labels) > 10**6:
+            raise DamagedArchiveError(f"{shown}, line {number}: a label is too long, or too many")
+        labels = {known_labels.setdefault(label, label) for label in labels}
         known = splits.setdefault(split, {}).setdefault(file, set())
         if before[0] != split or (not several and known and known != labels):
             raise DamagedArchiveError(

@@ -417,15 +417,16 @@ def read_bytes(path: Path, most: int) -> bytes:
     except OSError as error:
         raise DamagedArchiveError(f"{path} cannot be read: {error.strerror}") from error
     if len(content) > most:
-        raise DamagedArchiveError(f"{path} is larger than {most >> 20} MiB, too large for its kind")
+        raise DamagedArchiveError(f"{path} has more than {most:,} bytes, too many for its kind")
     return content
 
 
-def read_lines(path: Path) -> list[str]:
+def read_lines(path: Path, most: int = 2**18) -> list[str]:
     """Reads the lines of a text file.
 
     Args:
       path: The file.
+      most: The largest number of lines. The longest published list, of NUS-WIDE, has 161,789.
 
     Returns:
       The lines.
@@ -443,8 +444,8 @@ def read_lines(path: Path) -> list[str]:
             f"{path} is not text in UTF-8 ({error}); save it so, in Excel as `CSV UTF-8`"
         ) from error
     whole = whole.replace("\r\n", "\n").replace("\r", "\n")
-    if whole.count("\n") > 2**21:
-        raise DamagedArchiveError(f"{path} has more than two million lines")
+    if whole.count("\n") > most:
+        raise DamagedArchiveError(f"{path} has more than {most:,} lines")
     lines = whole.removesuffix("\n").split("\n") if whole else []
     if any(len(line) > 2**20 for line in lines):
         raise DamagedArchiveError(f"{path} has a line of more than a million characters")
@@ -452,13 +453,14 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_table(
-    path: Path, delimiters: str = ","
+    path: Path, delimiters: str = ",", most: int = 2**18
 ) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
     """Reads a CSV file that starts with the names of its columns.
 
     Args:
       path: The file.
       delimiters: Which of these comes first in the first line separates cells.
+      most: The largest number of lines.
 
     Returns:
       The columns, in lower case, and for every row that is not blank its line and its cells.
@@ -467,7 +469,7 @@ def read_table(
       DamagedArchiveError: The file is not CSV, a row has another number of cells, or a column is
         there twice.
     """
-    lines, shown = read_lines(path), readable(path)
+    lines, shown = read_lines(path, most), readable(path)
     delimiter = next((sign for sign in delimiters if sign in "".join(lines[:1])), delimiters[0])
     rows = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
 
@@ -497,8 +499,8 @@ def read_table(
 
 
 def read_xml(path: Path) -> ElementTree.Element:
-    """The root of an XML file of at most one MiB; raises a `DamagedArchiveError` for any other."""
-    content = read_bytes(path, 2**20)
+    """The root of an XML file of at most 128 KiB; raises a `DamagedArchiveError` for any other."""
+    content = read_bytes(path, 2**17)
     with reading(path, "XML file"):  # Expat refuses entities that grow.
         return ElementTree.fromstring(content)
 
