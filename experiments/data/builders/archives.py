@@ -136,8 +136,8 @@ def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any = "C") -> np.nd
         raise UnsafeArchiveError(f"contains an array of the unsupported type {brief(dtype)}")
     if len(shape) > 32 or not all(type(side) is int for side in shape):
         raise ValueError("the shape of an array is not one")
-    raw = _raw(buffer)
-    if math.prod(shape) * dtype.dtype.itemsize != len(raw):
+    raw, count = _raw(buffer), math.prod(shape)
+    if count * dtype.dtype.itemsize != len(raw) or (count > 1 and not raw):
         raise ValueError(f"{len(raw)} bytes for an array of the shape {list(shape)}")
     return np.ndarray(shape, dtype.dtype, raw, order=order)
 

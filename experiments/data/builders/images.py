@@ -368,6 +368,8 @@ def column(values: Any, kind: type, where: Path | str) -> list[Any]:
       DamagedArchiveError: It is no list, or one of its values is something else.
     """
     if isinstance(values, np.ndarray):
+        if values.size > 2**24:
+            raise DamagedArchiveError(f"{where} should be a list, not {values.size} numbers")
         values = values.ravel().tolist()
     elif not isinstance(values, list | tuple):
         values = [values]
