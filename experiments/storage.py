@@ -151,22 +151,24 @@ def regular(path: Path) -> Path:
     return path
 
 
-def load_json(path: Path) -> Any:
+def load_json(path: Path, *, most: int = _LARGEST, object_hook: Any = None) -> Any:
     """The value in a JSON file; an `OSError`, or a `ValueError` where it is none.
 
-    Nothing in it is nested deeply: what reads it may call itself.
+    The file has at most so many bytes, and nothing in it is nested deeply: what reads it may call
+    itself. `object_hook` is that of `json.loads`.
     """
     with regular(path).open("rb") as file:
-        content = file.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
-        raise ValueError(f"it has more than {_LARGEST:,} bytes")
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
     with contextlib.suppress(RecursionError):
-        level = [value := json.loads(content)]
+        level = [value := json.loads(content, object_hook=object_hook)]
         for _ in range(_DEEPEST):
             level = [part for part in level if isinstance(part, list | dict)]
             inside = (part.values() if isinstance(part, dict) else part for part in level)
             if not (level := [*itertools.chain.from_iterable(inside)]):
-                json.dumps(value, ensure_ascii=False).encode()  # Half a character has no UTF-8.
+                if len(content) <= _LARGEST:  # Half a character has no UTF-8.
+                    json.dumps(value, ensure_ascii=False).encode()
                 return value
     raise ValueError("lists or objects are nested too deeply")
 

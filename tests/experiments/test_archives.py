@@ -42,8 +42,10 @@ def test_plain_pickles_are_read(tmp_path, protocol, core):
         data = data.replace(b"numpy._core.", f"numpy.{core}.".encode())
     path = tmp_path / "data.pkl"
     path.write_bytes(data)
-    # Not PLAIN itself: NumPy may give an array of foreign byte order in its own.
-    assert repr(load_pickle(path)) == repr(pickle.loads(data))
+    found, expected = load_pickle(path), pickle.loads(data)
+    # NumPy may give an array of foreign byte order in its own.
+    np.testing.assert_array_equal(found.pop("big endian"), expected.pop("big endian"))
+    assert repr(found) == repr(expected)
 
 
 class _Call:
@@ -127,7 +129,11 @@ def test_a_pickle_that_asks_for_more_or_is_damaged_is_refused(tmp_path, monkeypa
         ({"cats/data.pkl": MALICIOUS["os.system"]}, UnsafeArchiveError, ""),
         ({"cats/other": b""}, DamagedArchiveError, ""),
         ({}, DamagedArchiveError, ""),
-        ({"cats/data.pkl": pickle.dumps([5])}, DamagedArchiveError, " is not a readable zip"),
+        (
+            {"cats/data.pkl": pickle.dumps([5])},
+            DamagedArchiveError,
+            " is not a readable file of torch.save",
+        ),
     ],
 )
 def test_other_content_of_torch_is_refused(tmp_path, content, error, message):

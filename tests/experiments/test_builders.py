@@ -285,7 +285,7 @@ COUNTS = {split: {"apple": 1} for split in ("base", "validation", "novel")}
         ("dataset_info.json", lambda path: path.write_text("{"), False),
         ("metadata.json", Path.unlink, False),
         ("*", Path.unlink, False),
-        ("metadata.json", lambda path: path.write_text(json.dumps(COUNTS)), True),
+        ("metadata.json", lambda path: path.write_text(json.dumps(COUNTS)), False),
         ("cifar_fs-base*", lambda path: os.truncate(path, path.stat().st_size // 2), True),
         ("cifar_fs-base*", _flip, True),
     ],

@@ -376,7 +376,7 @@ DAMAGE = [
     (many.food101_class_folders, "val/ant", renamed("wasp"), "one of them, for example '{}'"),
     (many.food101_class_folders, "val/ant", empty, "lists the class '{}', without images"),
     (many.food101_folder, "test.txt", Path.unlink, "food-101 has no meta/{}"),
-    (many.food101_folder, "test.txt", replaced("bee/", "bee/../../"), "{}, line 2: expected"),
+    (many.food101_folder, "test.txt", replaced("bee/", "bee/../../"), "{}, line 2 should"),
     (many.aircraft, "*_val.txt", replaced(" 707-320", ""), "{}, line 1: expected an image and a"),
     (many.sun397, "SUN397.tar.gz", cut(50), "{}"),
     (many.caltech101_folder, "accordion/image_0000.jpg", Path.unlink, "accordion has 30 images"),
@@ -402,7 +402,7 @@ DAMAGE = [
     (many.k49, "k49-train-imgs.npz", copied("k49-train-labels.npz"), "{} contains labels, but"),
     (many.emnist_letters, "gzip.zip", cut(), "{} is damaged, encrypted, or not a zip"),
     (many.coco_2017, "*_val2017.json", cut(20), "{} is not a JSON file"),
-    (many.coco_2017, "*_val2017.json", _image_lost, "{}: an entry lacks a field, or refers to a"),
+    (many.coco_2017, "*_val2017.json", _image_lost, "{}: an annotation refers to the missing"),
     (many.coco_2017, "*_val2017.json", replaced("person", "people"), "{} has other labels than"),
     (many.voc2007_annotations, "000017.xml", Path.unlink, "{} is missing"),
     (

@@ -6,9 +6,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
+import math
+import os
 import pickle
+import re
 import shutil
+import subprocess
+import sys
 import tarfile
 import tempfile
 import zipfile
@@ -16,6 +23,7 @@ import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from lzma import LZMAError
 from pathlib import Path
 from typing import IO, Any, Self
@@ -23,6 +31,8 @@ from typing import IO, Any, Self
 import numpy as np
 
 from experiments.errors import ExperimentError
+from experiments.storage import regular
+from experiments.terminal import printable
 
 
 class MissingArchiveError(ExperimentError, FileNotFoundError):
@@ -37,26 +47,75 @@ class UnsafeArchiveError(ExperimentError, ValueError):
     """A file would run code, write outside its folder, or fill the disk. The message names it."""
 
 
+# --- Messages -----------------------------------------------------------------------------------
+
+
+def brief(value: object, limit: int = 80) -> str:
+    """A value of a file in a message: its start, or its type where it is no text or number.
+
+    The text of a list that contains others may be far longer than its file.
+    """
+    if isinstance(value, str | bytes):
+        return repr(value[:limit]) + " …" * (len(value) > limit)
+    small = isinstance(value, int) and abs(value) < 10**20
+    return repr(value) if value is None or small or isinstance(value, float) else typed(value)
+
+
+def typed(value: object) -> str:
+    """The type of a value in a message."""
+    return f"a value of the type {type(value).__name__}"
+
+
+def readable(path: Path) -> str:
+    """A path in a message, with escapes for what is not UTF-8 or controls a terminal."""
+    text = printable(os.fsencode(path).decode("utf-8", "backslashreplace"))
+    return text.replace("\n", "\\n").replace("\t", "\\t")
+
+
+@contextlib.contextmanager
+def reading(source: Path | str, kind: str) -> Iterator[None]:
+    """Raises a `DamagedArchiveError` that names a file, whatever goes wrong in the context.
+
+    For readers that check little, and raise almost any exception.
+    """
+    try:
+        yield
+    except ExperimentError:
+        raise
+    except MemoryError as error:
+        raise DamagedArchiveError(
+            f"{source} needs more memory than there is, or is a damaged {kind}"
+        ) from error
+    except Exception as error:
+        why = str(error)[:300]
+        raise DamagedArchiveError(
+            f"{source} is not a readable {kind}: {type(error).__name__}: {why}"
+        ) from error
+
+
 # --- Pickles ------------------------------------------------------------------------------------
 
 
-class _Array(np.ndarray):
-    """Checks the state of a pickled array. Converted to a plain array after loading."""
+class _Array:
+    """An array of a pickle, which gets its content after it is created."""
 
-    def __new__(cls, *args: object, **kwargs: object) -> _Array:
-        raise UnsafeArchiveError("calls numpy.ndarray, which pickled arrays do not do")
+    array: np.ndarray
 
     def __setstate__(self, state: Any, /) -> None:
         shape, dtype, fortran, raw = state[-4:]
-        state = (1, tuple(shape), _plain_dtype(dtype), bool(fortran), _raw(raw))
-        super().__setstate__(state)  # pyright: ignore
+        self.array = _from_buffer(raw, dtype, shape, "F" if fortran is True else "C")
 
 
-def _plain_dtype(dtype: Any) -> np.dtype:
-    """Recreates a data type from its name, because a pickled state can contain wrong flags."""
-    if not isinstance(dtype, np.dtype) or dtype.kind not in "biufcSU" or dtype.names:
-        raise UnsafeArchiveError(f"contains an array of the unsupported type {dtype!r}")
-    return np.dtype(dtype.str)
+class _Type:
+    """The data type of an array; NumPy's own would believe any state."""
+
+    def __init__(self, name: Any, align: object = False, copy: object = True):
+        if not isinstance(name, str) or not re.fullmatch(r"[|<>=]?[biufcSU]\d{1,9}", name):
+            raise UnsafeArchiveError(f"contains an array of the unsupported type {brief(name)}")
+        self.dtype = np.dtype(name)
+
+    def __setstate__(self, state: Any, /) -> None:
+        self.dtype = self.dtype.newbyteorder(state[1])
 
 
 def _raw(content: Any) -> bytes:
@@ -66,22 +125,27 @@ def _raw(content: Any) -> bytes:
     return content.encode("latin1") if isinstance(content, str) else bytes(content)
 
 
-def _reconstruct(subtype: object, shape: object, typecode: object) -> np.ndarray:
-    return np.ndarray.__new__(_Array, (0,), np.uint8)
+def _ndarray(*_: object) -> None:
+    raise UnsafeArchiveError("calls numpy.ndarray, which pickled arrays do not do")
 
 
-def _dtype(name: Any, align: bool = False, copy: bool = True) -> np.dtype:
-    if not isinstance(name, str):
-        raise UnsafeArchiveError(f"contains a data type made from {type(name).__name__}")
-    return np.dtype(name, copy=True)
+def _reconstruct(subtype: object, shape: object, typecode: object) -> _Array:
+    return _Array()
 
 
 def _scalar(dtype: Any, raw: Any) -> Any:
-    return np.frombuffer(_raw(raw), _plain_dtype(dtype), count=1)[0]
+    return _from_buffer(raw, dtype, ())[()]
 
 
 def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any = "C") -> np.ndarray:
-    return np.frombuffer(buffer, _plain_dtype(dtype)).reshape(shape, order=order)
+    if not isinstance(dtype, _Type):
+        raise UnsafeArchiveError(f"contains an array of the unsupported type {brief(dtype)}")
+    if len(shape) > 32 or not all(type(side) is int for side in shape):
+        raise ValueError("the shape of an array is not one")
+    raw, count = _raw(buffer), math.prod(shape)
+    if count * dtype.dtype.itemsize != len(raw) or (count > 1 and not raw):
+        raise ValueError(f"{len(raw)} bytes for an array of the shape {list(shape)}")
+    return np.ndarray(shape, dtype.dtype, raw, order=order)
 
 
 def _latin1(text: str = "", encoding: str = "latin1") -> bytes:
@@ -89,67 +153,131 @@ def _latin1(text: str = "", encoding: str = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-_ALLOWED: dict[tuple[str, str], object] = {
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _dtype,
+_FACTORIES = {kind.__name__: kind for kind in (bool, int, float, complex, str, list, dict, set)}
+
+
+def _default(factory: Any = None) -> defaultdict:
+    return defaultdict(None if factory is None else _FACTORIES[factory])
+
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): _ndarray,
+    ("numpy", "dtype"): _Type,
     ("_codecs", "encode"): _latin1,
     ("collections", "OrderedDict"): OrderedDict,
-    ("collections", "defaultdict"): defaultdict,
+    ("collections", "defaultdict"): _default,
 }
 for _core in ("core", "_core"):
     _ALLOWED[f"numpy.{_core}.multiarray", "_reconstruct"] = _reconstruct
     _ALLOWED[f"numpy.{_core}.multiarray", "scalar"] = _scalar
     _ALLOWED[f"numpy.{_core}.numeric", "_frombuffer"] = _from_buffer
 for _builtins in ("builtins", "__builtin__"):
-    for _type in (bool, int, float, complex, str, list, tuple, dict, set, frozenset):
-        _ALLOWED[_builtins, _type.__name__] = _type
-    _ALLOWED |= {(_builtins, "bytes"): _latin1, (_builtins, "long"): int}
-    _ALLOWED[_builtins, "unicode"] = str
+    # Only named, as what a `defaultdict` creates: a call of `str` can take years.
+    _ALLOWED |= {(_builtins, name): name for name in _FACTORIES}
+    _ALLOWED |= {(_builtins, kind.__name__): kind for kind in (complex, set, frozenset)}
+    _ALLOWED[_builtins, "bytes"] = _latin1
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str, /) -> Any:
+class _Tuple(tuple):
+    """A tuple of a pickle, which cannot be a key: the hash of nested ones can take years."""
+
+    __hash__ = None  # pyright: ignore
+
+
+class _Unpickler(pickle._Unpickler):
+    """Reads arrays, numbers, strings and containers of these.
+
+    It is that in Python: the one in C allocates what a file states, such as a memo of 30 GB.
+    """
+
+    def __init__(self, file: IO[bytes], size: float):
+        super().__init__(file, encoding="latin1")
+        self.room = 2**26 + 16 * size
+        """Bytes that it may still fill, of which one byte of a file can fill hundreds."""
+
+    def find_class(self, module: str, name: str) -> Any:
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            raise UnsafeArchiveError(f"requests {module}.{name}") from None
+            raise UnsafeArchiveError(f"requests {module[:80]}.{name[:80]}") from None
+
+    def load_build(self) -> None:
+        state, built = self.stack.pop(), self.stack[-1]  # pyright: ignore
+        if not isinstance(built, _Array | _Type):
+            raise UnsafeArchiveError(f"sets the state of {typed(built)}")
+        built.__setstate__(state)
 
 
-def _plain(value: Any) -> Any:
-    """Converts every `_Array` in a value to a plain array, in place where possible."""
+def _made(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Counts what an opcode makes."""
+
+    def made(self: Any) -> None:
+        load(self)
+        top = self.stack[-1] if self.stack else None
+        self.room -= 200 + getattr(getattr(top, "array", top), "nbytes", 0)
+        if self.room < 0:
+            raise ValueError("it contains far more than its size explains")
+        if type(top) is tuple:
+            self.stack[-1] = _Tuple(top)
+
+    return made
+
+
+_MAKERS = b"".join(
+    [
+        *(pickle.MARK, pickle.EMPTY_DICT, pickle.EMPTY_LIST, pickle.EMPTY_SET, pickle.REDUCE),
+        *(pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+    ]
+)
+_loads = pickle._Unpickler.dispatch
+_Unpickler.dispatch = _loads | {code: _made(_loads[code]) for code in _MAKERS}
+_Unpickler.dispatch[pickle.BUILD[0]] = _made(_Unpickler.load_build)
+
+
+def _plain(value: Any, seen: dict[int, Any]) -> Any:
+    """Replaces every `_Array` and `_Tuple` in a value, in lists and dictionaries in place.
+
+    `seen` has the containers that were visited, as a small pickle can refer to one very often.
+    """
     if isinstance(value, _Array):
-        return value.view(np.ndarray)
-    if isinstance(value, dict | list):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            value[key] = _plain(item)
-    return tuple(map(_plain, value)) if type(value) is tuple else value
+        return value.array
+    if isinstance(value, _Type) or callable(value):
+        raise UnsafeArchiveError(f"contains {typed(value)}")
+    if not isinstance(value, dict | list | tuple):
+        return value
+    if id(value) not in seen:
+        seen[id(value)] = value, value  # The first keeps it alive, and thus its number.
+        if isinstance(value, tuple):
+            seen[id(value)] = value, tuple(_plain(item, seen) for item in value)
+        else:
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                value[key] = _plain(item, seen)
+    return seen[id(value)][1]
 
 
-def _unpickle(file: IO[bytes], source: str) -> Any:
+def _unpickle(file: IO[bytes], size: float, source: Path) -> Any:
     try:
-        return _plain(_Unpickler(file, encoding="latin1").load())
+        return _plain(_Unpickler(file, size).load(), {})
     except UnsafeArchiveError as error:
         raise UnsafeArchiveError(
             f"{source} {error}. Only arrays, numbers, strings and containers are read from a "
             "pickle. No code of the file was run."
         ) from None
-    except MemoryError:
-        raise
-    except Exception as error:
-        # A pickle is a program, so a damaged one can raise almost any exception.
-        raise DamagedArchiveError(
-            f"{source} is not a readable pickle: {type(error).__name__}: {error}"
-        ) from error
 
 
 def load_pickle(path: Path) -> Any:
     """Reads a pickle that contains only arrays, numbers, strings and containers.
 
     Pickles of Python 2 and of all versions of NumPy are supported. Strings of Python 2 become `str`
-    with one character per byte (latin-1). An `UnsafeArchiveError` names anything else.
+    with one character per byte (latin-1). Arrays are read-only. An `UnsafeArchiveError` names
+    anything else.
     """
-    with open(path, "rb") as file:
-        return _unpickle(file, str(path))
+    with reading(path, "pickle"), open(regular(path), "rb") as file:
+        return _unpickle(file, path.stat().st_size, path)
+
+
+_LONGEST_LIST = 2**24
+"""Bytes of a list of categories; that of iNaturalist has a few thousand."""
 
 
 def load_torch_list(path: Path) -> list:
@@ -157,49 +285,68 @@ def load_torch_list(path: Path) -> list:
 
     The file is in the zip format of PyTorch 1.6 or in the older format.
     """
-    if zipfile.is_zipfile(path):
-        try:
-            with zipfile.ZipFile(path) as archive:
+    with reading(path, "file of torch.save"), open(regular(path), "rb") as file:
+        content = file.read(_LONGEST_LIST + 1)
+        pickles = 4  # The old format: a magic number, the protocol, system information, the object.
+        if zipfile.is_zipfile(io.BytesIO(content)):
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 names = [name for name in archive.namelist() if name.split("/")[-1] == "data.pkl"]
                 if len(names) != 1:
                     raise DamagedArchiveError(f"{path} was not written by torch.save")
-                with archive.open(names[0]) as file:
-                    value = _unpickle(file, str(path))
-        except (zipfile.BadZipFile, zlib.error) as error:
-            raise DamagedArchiveError(f"{path} is not a readable zip file: {error}") from error
-    else:
-        with open(path, "rb") as file:
-            # The old format: a magic number, the protocol, system information, the object.
-            _, _, _, value = (_unpickle(file, str(path)) for _ in range(4))
+                with archive.open(names[0]) as member:
+                    content, pickles = member.read(_LONGEST_LIST + 1), 1
+        if len(content) > _LONGEST_LIST:
+            raise DamagedArchiveError(f"{path} is too large for a list of categories")
+        stream = io.BytesIO(content)
+        *_, value = (_unpickle(stream, len(content), path) for _ in range(pickles))
     if not isinstance(value, list):
-        raise DamagedArchiveError(f"{path} contains {type(value).__name__}, not a list")
+        raise DamagedArchiveError(f"{path} contains {typed(value)}, not a list")
     return value
 
 
 # --- MATLAB -------------------------------------------------------------------------------------
 
+_MATLAB_MEMORY = 2**30
+"""Bytes that the reader may take, and eight times the size of the file."""
+
 
 def load_mat(path: Path, *names: str) -> dict[str, Any]:
     """Reads variables from a MATLAB file (versions 4 to 7.2).
 
+    In a process of its own, as one changed byte can crash SciPy's reader, or let it allocate any
+    amount of memory.
+
     Returns:
-      The variables by name: arrays, numbers, strings, a dictionary for a structure, a list or
-      object array for several structures. Axes of length one are removed.
+      The variables by name: arrays, numbers, strings, a dictionary for a structure, a list for
+      several structures or strings. Axes of length one are removed. Arrays are read-only.
 
     Raises:
       DamagedArchiveError: The file has another format or is truncated, or a variable is missing.
     """
-    from scipy.io import loadmat  # Slow to import.
-
-    try:
-        content = loadmat(path, appendmat=False, simplify_cells=True, variable_names=names)
-    except MemoryError:
-        raise
-    except Exception as error:
-        # The reader checks little, and raises almost any exception.
-        raise DamagedArchiveError(
-            f"{path} is not a readable MATLAB file: {type(error).__name__}: {error}"
-        ) from error
+    with reading(path, "MATLAB file"):
+        size = regular(path).stat().st_size
+        # Isolated, so that no file of the working directory is imported in place of a library.
+        libraries = {str(Path(find_spec(name).origin).parents[1]) for name in ("numpy", "scipy")}  # pyright: ignore
+        script = Path(__file__).with_name("mat.py")
+        limits = str(60 + size // 2**22), str(_MATLAB_MEMORY + 8 * size)
+        command = [sys.executable, "-I", script, os.pathsep.join(libraries), *limits, path, *names]
+        one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+        with subprocess.Popen(
+            command,
+            env={**os.environ, **one_thread},  # Each thread reserves memory.
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            try:
+                content = _unpickle(process.stdout, math.inf, path)  # pyright: ignore
+            except EOFError:
+                status = process.wait()
+                raise ValueError(f"its reader crashed with the status {status}") from None
+            finally:
+                process.kill()
+        if isinstance(content, str):
+            raise DamagedArchiveError(f"{path} is not a readable MATLAB file: {content}")
     missing = [name for name in names if name not in content]
     if missing:
         raise DamagedArchiveError(f"{path} has no variable {', '.join(missing)}")

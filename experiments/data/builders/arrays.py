@@ -9,18 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from experiments.data.builders.archives import DamagedArchiveError, load_mat, load_pickle
+from experiments.data.builders.archives import DamagedArchiveError, load_mat, load_pickle, reading
 from experiments.data.builders.base import DatasetSpec
-from experiments.data.builders.images import ClassSplit, SourceImage, entries, read_lines, text
+from experiments.data.builders.images import ClassSplit, SourceImage
 from experiments.data.builders.layouts import Layout, Part, SearchPath, inside
+from experiments.data.builders.readers import column, entries, read_lines
 from experiments.data.builders.tasks import ClassificationBuilder
+from experiments.storage import regular
 
 
 def array_split(images: np.ndarray, labels: Any, names: list[str], source: Path) -> ClassSplit:
     """A split from images uint8 [n, h, w, 3] and labels [n], counted from 0."""
-    labels = np.asarray(labels).ravel()
-    if labels.dtype.kind not in "iu" or len(labels) != len(images):
+    labels = np.array(column(labels, int, f"{source}: labels"), np.int64)
+    if len(labels) != len(images):
         raise DamagedArchiveError(f"{source}: {len(images)} images, but {labels.size} labels")
+    if len({*names}) < len(names):
+        raise DamagedArchiveError(f"{source}: two of the classes have one name")
     if labels.size and not 0 <= labels.min() <= labels.max() < len(names):
         raise DamagedArchiveError(f"{source}: a label is not one of the {len(names)} classes")
     return ClassSplit(
@@ -57,7 +61,8 @@ def _cifar_spec(
     def read(search_path: SearchPath) -> dict[str, ClassSplit]:
         folder = part.locate(search_path)
         path = inside(folder, names[0])
-        class_names = [text(name) for name in entries(load_pickle(path), path, names[1])[names[1]]]
+        listed = entries(load_pickle(path), path, names[1])[names[1]]
+        class_names = column(listed, str, f"{path}: {names[1]}")
         return {
             split: _read_batches(folder, batches, labels, class_names)
             for split, batches in files.items()
@@ -75,19 +80,24 @@ def _cifar_spec(
 
 
 def _read_batches(folder: Path, files: tuple[str, ...], key: str, names: list[str]) -> ClassSplit:
-    images, labels = [], []
+    images, labels = [], list[int]()
     for file in files:
         content = entries(load_pickle(inside(folder, file)), folder / file, "data", key)
-        data = np.asarray(content["data"])
+        data = content["data"]
+        if not isinstance(data, np.ndarray):
+            raise DamagedArchiveError(f"{folder / file}: data should be an array")
         if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
             raise DamagedArchiveError(
                 f"{folder / file}: data should be uint8 [n, 3072], not {data.dtype} "
                 f"{list(data.shape)}"
             )
         images.append(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-        labels.append(np.asarray(content[key]).ravel())
+        own = column(content[key], int, f"{folder / file}: {key}")
+        if len(own) != len(data):
+            raise DamagedArchiveError(f"{folder / file}: {len(data)} images, but {len(own)} labels")
+        labels += own
     source = folder / files[0] if len(files) == 1 else folder
-    return array_split(np.concatenate(images), np.concatenate(labels), names, source)
+    return array_split(np.concatenate(images), labels, names, source)
 
 
 class Cifar10(ClassificationBuilder):
@@ -124,15 +134,14 @@ def _read_digits(files: tuple[str, ...], search_path: SearchPath) -> dict[str, C
     for split in files:
         path = search_path.get(f"{split}_32x32.mat")
         content = load_mat(path, "X", "y")
-        images, labels = content["X"], np.atleast_1d(content["y"])
+        images, labels = content["X"], column(content["y"], int, f"{path}: y")
+        if not isinstance(images, np.ndarray):
+            raise DamagedArchiveError(f"{path}: X should be an array")
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[:3] != (32, 32, 3):
             raise DamagedArchiveError(
                 f"{path}: X should be uint8 [32, 32, 3, n], not {images.dtype} {list(images.shape)}"
             )
-        if labels.dtype.kind not in "iuf":
-            raise DamagedArchiveError(f"{path}: y contains no numbers")
-        # The digit 0 has the label 10.
-        labels = np.where(labels == 10, 0, labels.astype(np.int64))
+        labels = [0 if label == 10 else label for label in labels]  # The digit 0 has the label 10.
         images = np.ascontiguousarray(np.moveaxis(images, -1, 0))
         splits[split] = array_split(images, labels, [str(digit) for digit in range(10)], path)
     return splits
@@ -200,9 +209,11 @@ def _read_binary(search_path: SearchPath) -> dict[str, ClassSplit]:
             raise DamagedArchiveError(
                 f"{path} is truncated: its size is not a multiple of {_STL_BYTES} bytes"
             )
-        # Red, green and blue planes in column-major order.
-        images = np.fromfile(path, np.uint8).reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)
-        labels = np.fromfile(folder / f"{split}_y.bin", np.uint8).astype(np.int64) - 1
+        with reading(path, "binary file"):
+            # Red, green and blue planes in column-major order.
+            images = np.fromfile(regular(path), np.uint8).reshape(-1, 3, 96, 96)
+            images = images.transpose(0, 3, 2, 1)
+            labels = np.fromfile(regular(folder / f"{split}_y.bin"), np.uint8).astype(np.int64) - 1
         splits[split] = array_split(images, labels, names, path)
     return splits
 

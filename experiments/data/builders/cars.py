@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any
-
-import numpy as np
 
 from experiments.data.builders.archives import DamagedArchiveError, load_mat
 from experiments.data.builders.base import photograph_spec
-from experiments.data.builders.images import ClassSplit, open_files, text
+from experiments.data.builders.images import ClassSplit, open_files
 from experiments.data.builders.layouts import (
     TRAIN_TEST_FOLDERS,
     Layout,
@@ -18,6 +14,7 @@ from experiments.data.builders.layouts import (
     SearchPath,
     class_folders,
 )
+from experiments.data.builders.readers import column, records
 from experiments.data.builders.tasks import ClassificationBuilder
 
 _DEVKIT = ("car_devkit.tgz", "cars_devkit.tgz")
@@ -33,30 +30,25 @@ _ALL = ("cars_annos.mat",)
 _ALL_IMAGES = Part("car_ims", ("car_ims.tgz",))
 
 
-def _annotations(path: Path, *fields: str) -> list[dict[str, Any]]:
-    entries = load_mat(path, "annotations")["annotations"]
-    entries = [entries] if isinstance(entries, dict) else list(entries)
-    if not all(isinstance(entry, dict) and set(fields) <= set(entry) for entry in entries):
-        raise DamagedArchiveError(f"{path}: an annotation has no {' or '.join(fields)}")
-    return entries
+def _annotations(path: Path, **fields: type) -> list[tuple]:
+    return records(load_mat(path, "annotations"), "annotations", path, **fields)
 
 
-def _pictures(
-    path: Path,
-    names: list[str],
-    entries: list[dict[str, Any]],
-    file: Callable[[dict[str, Any]], Path],
-) -> ClassSplit:
+def _pictures(path: Path, names: list[str], entries: list[tuple], folder: Path) -> ClassSplit:
+    """The images of a folder, from the file and the class of each."""
     classes: dict[str, list[Path]] = {name: [] for name in names}
-    for entry in entries:
-        if not 1 <= int(entry["class"]) <= len(names):
-            raise DamagedArchiveError(f"{path}: the class {entry['class']} has no name")
-        classes[names[int(entry["class"]) - 1]].append(file(entry))
+    for file, label in entries:
+        if not 1 <= label <= len(names):
+            raise DamagedArchiveError(f"{path}: the class {label} has no name")
+        classes[names[label - 1]].append(folder / PurePosixPath(file).name)
     return ClassSplit({name: sorted(of) for name, of in classes.items()}, open_files, path)
 
 
 def _names(path: Path) -> list[str]:
-    return [text(name) for name in np.atleast_1d(load_mat(path, "class_names")["class_names"])]
+    names = column(load_mat(path, "class_names")["class_names"], str, f"{path}: class_names")
+    if len({*names}) < len(names):
+        raise DamagedArchiveError(f"{path} has a class twice")
+    return names
 
 
 def _read_two(search_path: SearchPath) -> dict[str, ClassSplit]:
@@ -66,27 +58,18 @@ def _read_two(search_path: SearchPath) -> dict[str, ClassSplit]:
         ("train", _TRAIN.locate(search_path), _TRAIN_IMAGES.locate(search_path)),
         ("test", search_path.get(*_TEST), _TEST_IMAGES.locate(search_path)),
     ):
-        entries = _annotations(path, "fname", "class")
-        splits[split] = _pictures(
-            path,
-            names,
-            entries,
-            lambda entry, images=images: images / PurePosixPath(entry["fname"]).name,
-        )
+        entries = _annotations(path, fname=Path, **{"class": int})
+        splits[split] = _pictures(path, names, entries, images)
     return splits
 
 
 def _read_one(search_path: SearchPath) -> dict[str, ClassSplit]:
     path, images = search_path.get(*_ALL), _ALL_IMAGES.locate(search_path)
-    entries = _annotations(path, "relative_im_path", "class", "test")
+    names = _names(path)
+    entries = _annotations(path, relative_im_path=Path, test=int, **{"class": int})
     return {
-        split: _pictures(
-            path,
-            _names(path),
-            [entry for entry in entries if bool(entry["test"]) == (split == "test")],
-            lambda entry: images / PurePosixPath(entry["relative_im_path"]).name,
-        )
-        for split in ("train", "test")
+        split: _pictures(path, names, [(f, label) for f, t, label in entries if t == test], images)
+        for test, split in enumerate(("train", "test"))
     }
 
 

@@ -6,14 +6,9 @@ from pathlib import Path
 
 from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.base import DatasetSpec
-from experiments.data.builders.images import (
-    ClassSplit,
-    list_folders,
-    list_images,
-    read_lines,
-    split_of_files,
-)
+from experiments.data.builders.images import ClassSplit, list_folders, list_images, split_of_files
 from experiments.data.builders.layouts import FEW_SHOT_PARTS, Layout, SearchPath, labelled_pickles
+from experiments.data.builders.readers import column, read_lines
 from experiments.data.builders.tasks import FewShotBuilder
 
 _PICKLES = {split: f"CIFAR_FS_{part}.pickle" for split, part in FEW_SHOT_PARTS.items()}
@@ -27,8 +22,9 @@ def _read_folder(search_path: SearchPath) -> dict[str, ClassSplit]:
 
 
 def _read_list(path: Path, images: Path) -> ClassSplit:
-    names = [line.strip() for line in read_lines(path)]
-    return split_of_files({name: list_images(images / name) for name in names if name}, path)
+    lines = [line.strip() for line in read_lines(path)]
+    names = column([name for name in lines if name], Path, path)
+    return split_of_files({name: list_images(images / name) for name in names}, path)
 
 
 def _read_archive(search_path: SearchPath) -> dict[str, ClassSplit]:

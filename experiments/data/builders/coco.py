@@ -9,8 +9,9 @@ import numpy as np
 
 from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.base import photograph_spec
-from experiments.data.builders.images import MultiLabelSplit, open_files, read_json
+from experiments.data.builders.images import MultiLabelSplit, open_files
 from experiments.data.builders.layouts import Layout, Part, SearchPath
+from experiments.data.builders.readers import no_labels, read_json, records
 from experiments.data.builders.tasks import MultiLabelBuilder
 
 _ENTRIES = ("images", "annotations", "categories")
@@ -50,24 +51,21 @@ def _layout(year: int) -> Layout:
 
 
 def _read_instances(path: Path, folder: Path) -> MultiLabelSplit:
-    content = read_json(path, *_ENTRIES, object_hook=_without_outlines)
-    try:
-        categories = sorted(
-            (int(entry["id"]), str(entry["name"])) for entry in content["categories"]
-        )
-        columns = {number: column for column, (number, _) in enumerate(categories)}
-        files = sorted(
-            (PurePosixPath(entry["file_name"]).name, int(entry["id"]))
-            for entry in content["images"]
-        )
-        rows = {number: row for row, (_, number) in enumerate(files)}
-        targets = np.zeros((len(files), len(columns)), np.int8)
-        for entry in content["annotations"]:
-            targets[rows[entry["image_id"]], columns[entry["category_id"]]] = 1
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedArchiveError(
-            f"{path}: an entry lacks a field, or refers to a missing image or category: {error}"
-        ) from error
+    content = read_json(path, *_ENTRIES, object_hook=_without_outlines, most=2**30)
+    categories = sorted(records(content, "categories", path, id=int, name=str))
+    columns = {number: column for column, (number, _) in enumerate(categories)}
+    images = records(content, "images", path, file_name=Path, id=int)
+    files = sorted((PurePosixPath(file).name, number) for file, number in images)
+    rows = {number: row for row, (_, number) in enumerate(files)}
+    if len(rows) < len(files) or len(columns) < len(categories):
+        raise DamagedArchiveError(f"{path} has an image or a category twice")
+    targets = no_labels(len(files), categories, path)
+    for image, category in records(content, "annotations", path, image_id=int, category_id=int):
+        if image not in rows or category not in columns:
+            raise DamagedArchiveError(
+                f"{path}: an annotation refers to the missing image {image} or category {category}"
+            )
+        targets[rows[image], columns[category]] = 1
     labelled = np.flatnonzero(targets.any(axis=1))
     return MultiLabelSplit(
         names=tuple(name for _, name in categories),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from experiments.data.builders.archives import DamagedArchiveError
+from experiments.data.builders.archives import DamagedArchiveError, brief
 from experiments.data.builders.base import photograph_spec
-from experiments.data.builders.images import ClassSplit, read_lines, split_of_files
+from experiments.data.builders.images import ClassSplit, split_of_files
 from experiments.data.builders.layouts import (
     TRAIN_TEST_FOLDERS,
     Layout,
@@ -15,6 +15,7 @@ from experiments.data.builders.layouts import (
     class_folders,
     inside,
 )
+from experiments.data.builders.readers import read_lines, relative
 from experiments.data.builders.tasks import ClassificationBuilder
 
 _CUB = Part("CUB_200_2011", ("CUB_200_2011.tgz", "CUB_200_2011.tar.gz"))
@@ -26,7 +27,7 @@ def _read_pairs(path: Path) -> dict[str, str]:
         number, _, value = line.strip().partition(" ")
         if not value or number in pairs:
             raise DamagedArchiveError(
-                f"{path}: no number and value, or a repeated number: {line!r}"
+                f"{path}: no number and value, or a repeated number: {brief(line)}"
             )
         pairs[number] = value
     return pairs
@@ -38,11 +39,13 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
     chosen = _read_pairs(training)
     splits: dict[str, dict[str, list[Path]]] = {"train": {}, "test": {}}
     for number, name in _read_pairs(names).items():
-        bird, _, file = name.partition("/")
-        if chosen.get(number) not in ("0", "1") or PurePosixPath(file).name != file or bird == "..":
-            raise DamagedArchiveError(f"{training} has no valid split for image {number}")
+        file = PurePosixPath(relative(name, f"{names}, image {brief(number)}"))
+        if chosen.get(number) not in ("0", "1") or len(file.parts) != 2:
+            raise DamagedArchiveError(
+                f"{training} has no split for image {brief(number)}, or it is in no folder"
+            )
         split = "train" if chosen[number] == "1" else "test"
-        splits[split].setdefault(bird, []).append(folder / "images" / bird / file)
+        splits[split].setdefault(file.parts[0], []).append(folder / "images" / file)
     return {split: split_of_files(classes, training) for split, classes in splits.items()}
 
 

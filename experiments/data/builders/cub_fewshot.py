@@ -12,10 +12,10 @@ from experiments.data.builders.images import (
     class_name,
     list_folders,
     list_images,
-    read_json,
     split_of_files,
 )
 from experiments.data.builders.layouts import Layout, Part, SearchPath
+from experiments.data.builders.readers import column, read_json, relative
 from experiments.data.builders.tasks import FewShotBuilder
 
 _SPLITS = {"base": "base", "validation": "val", "novel": "novel"}
@@ -37,16 +37,19 @@ def _read_lists(search_path: SearchPath) -> dict[str, ClassSplit]:
 
 def _read_list(path: Path, images: Path) -> ClassSplit:
     content = read_json(path, "label_names", "image_names", "image_labels")
-    names, labels = content["label_names"], content["image_labels"]
-    if len(labels) != len(content["image_names"]):
+    names = column(content["label_names"], str, f"{path}: label_names")
+    files = column(content["image_names"], str, f"{path}: image_names")
+    labels = column(content["image_labels"], int, f"{path}: image_labels")
+    if len(labels) != len(files):
         raise DamagedArchiveError(f"{path}: image_names and image_labels differ in length")
     classes: dict[str, list[Path]] = {}
-    for image, label in zip(content["image_names"], labels, strict=True):
-        if not 0 <= label < len(names):
+    for index, (image, label) in enumerate(zip(files, labels, strict=True)):
+        if label >= len(names):
             raise DamagedArchiveError(f"{path}: the label {label} has no name")
         # The paths are absolute paths of the machine on which the list was created.
-        parts = PurePosixPath(image.replace("\\", "/")).parts
-        classes.setdefault(names[label], []).append(images.joinpath(*parts[-2:]))
+        own = "/".join(PurePosixPath(image.replace("\\", "/")).parts[-2:])
+        file = relative(own, f"{path}: image_names, entry {index}")
+        classes.setdefault(names[label], []).append(images / file)
     return split_of_files(classes, path)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from experiments.data.builders.archives import DamagedArchiveError, load_mat
 from experiments.data.builders.base import photograph_spec
 from experiments.data.builders.images import ClassSplit, split_of_files
@@ -16,6 +14,7 @@ from experiments.data.builders.layouts import (
     SearchPath,
     class_folders,
 )
+from experiments.data.builders.readers import column
 from experiments.data.builders.tasks import ClassificationBuilder
 
 _SPLITS = {"train": "trnid", "validation": "valid", "test": "tstid"}
@@ -30,18 +29,18 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
         search_path.get(*_LABELS),
         search_path.get(*_IDS),
     )
-    labels = np.atleast_1d(load_mat(path, "labels")["labels"])
+    labels = column(load_mat(path, "labels")["labels"], int, f"{path}: labels")
     numbers = load_mat(ids, *_SPLITS.values())
     splits = {}
     for split, variable in _SPLITS.items():
         classes: dict[str, list[Path]] = {}
-        for number in np.atleast_1d(numbers[variable]).tolist():
+        for number in column(numbers[variable], int, f"{ids}: {variable}"):
             if not 1 <= number <= len(labels):
                 raise DamagedArchiveError(
                     f"{ids} refers to image {number}, but {path} has no label for it"
                 )
             # The archive does not name the classes.
-            name = f"flower {int(labels[number - 1]):03}"
+            name = f"flower {labels[number - 1]:03}"
             classes.setdefault(name, []).append(images / f"image_{number:05}.jpg")
         splits[split] = split_of_files(classes, ids)
     return splits

@@ -9,7 +9,6 @@ content. Not beside the prepared data, because a run is planned before anything 
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import functools
 import hashlib
@@ -30,7 +29,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from PIL import Image, ImageColor
 
-from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
+from experiments.data.builders.archives import (
+    DamagedArchiveError,
+    MissingArchiveError,
+    brief,
+    readable,
+)
 from experiments.data.builders.base import DatasetSpec, ImageBuilder
 from experiments.data.builders.images import (
     ClassSplit,
@@ -48,11 +52,10 @@ from experiments.data.builders.images import (
     list_folders,
     list_images,
     open_files,
-    read_lines,
-    readable,
     split_of_files,
 )
 from experiments.data.builders.layouts import SearchPath, list_classes
+from experiments.data.builders.readers import no_labels, read_table
 from experiments.data.builders.tasks import ClassificationBuilder, FewShotBuilder, MultiLabelBuilder
 from experiments.errors import ConfigError, nearest_path
 from experiments.storage import (
@@ -566,40 +569,28 @@ def _no_images(folder: Path, links: list[Path]) -> ConfigError:
 
 def _read_csv(path: Path) -> _Listing:
     """Reads the columns `file`, `label` or `labels`, and perhaps `split`."""
-    lines = read_lines(path)
-    shown, head = readable(path), lines[0] if lines else ""
-    delimiter = next((sign for sign in ",;\t" if sign in head), ",")
-    rows = csv.reader(lines, delimiter=delimiter)
-    header = [column.strip().lower() for column in next(rows, [])]
-    several = "labels" in header
+    header, rows = read_table(path, delimiters=",;\t", most=2**21)
+    shown, several = readable(path), "labels" in header
     if "file" not in header or several + ("label" in header) != 1:
         raise DamagedArchiveError(
-            f"{shown} has the columns {', '.join(header) or '(none)'}; it needs file and labels "
-            "(any number for each image) or label (one class for each image)"
+            f"{shown} has the columns {', '.join(header)[:200] or '(none)'}; it needs file and "
+            "labels (any number for each image) or label (one class for each image)"
         )
     on_disk = {_nfc(str(file.relative_to(path.parent))): file for file in list_files(path.parent)}
     splits: dict[str, dict[Path, set[str]]] = {}
     lines_of: dict[Path, tuple[str, int]] = {}
     absent: list[str] = []
-    for row in rows:
-        if not any(cell.strip() for cell in row):
-            continue
-        number = rows.line_num
-        if len(row) != len(header):
-            raise DamagedArchiveError(
-                f"{shown}, line {number}: {len(row)} cells for {len(header)} columns; put text "
-                f"that contains {delimiter!r} into quotes"
-            )
-        cells = dict(zip(header, map(str.strip, row), strict=True))
+    known_labels: dict[str, str] = {}
+    for number, cells in rows:
         file = on_disk.get(_nfc(os.path.normpath(cells["file"].replace("\\", "/"))))
         if file is None or not is_image(file.name):
             convert = " (convert it to JPEG or PNG)" * (file is not None)
-            absent.append(f"{cells['file']!r} in line {number}{convert}")
+            absent.append(f"{brief(cells['file'])} in line {number}{convert}")
             continue
         split = _SPLITS.get(cells.get("split", "train").lower())
         if split is None:
             raise DamagedArchiveError(
-                f"{shown}, line {number}: the split {cells['split']!r} is none of "
+                f"{shown}, line {number}: the split {brief(cells['split'])} is none of "
                 "train, validation, test, base and novel"
             )
         before = lines_of.setdefault(file, (split, number))
@@ -608,6 +599,9 @@ def _read_csv(path: Path) -> _Listing:
             labels = {part.strip() for text in labels for part in re.split("[,;|]", text)} - {""}
         elif not labels:
             raise DamagedArchiveError(f"{shown}, line {number}: {cells['file']} has no label")
+        if any(len(label) > 1000 for label in labels) or len(known_labels) > 10**6:
+            raise DamagedArchiveError(f"{shown}, line {number}: a label is too long, or too many")
+        labels = {known_labels.setdefault(label, label) for label in labels}
         known = splits.setdefault(split, {}).setdefault(file, set())
         if before[0] != split or (not several and known and known != labels):
             raise DamagedArchiveError(
@@ -674,7 +668,10 @@ def _of_many_labels(
     found: dict[str, Split] = {}
     for split in (split for split in ("train", "validation", "test") if split in splits):
         images = dict(sorted(splits[split].items()))
-        targets = np.array([[name in own for name in names] for own in images.values()], np.int8)
+        targets = no_labels(len(images), names, path)
+        columns = {name: column for column, name in enumerate(names)}
+        for row, own in zip(targets, images.values(), strict=True):
+            row[[columns[name] for name in own]] = 1
         found[split] = MultiLabelSplit(names, [*images], targets, open_files, path)
     return _Listing(MultiLabelBuilder, path.parent, found, tuple(notes))
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from experiments.data.builders.archives import DamagedArchiveError, TarMember, load_mat, tar_members
+from experiments.data.builders.archives import (
+    DamagedArchiveError,
+    TarMember,
+    brief,
+    load_mat,
+    tar_members,
+)
 from experiments.data.builders.base import DatasetSpec, photograph_spec
 from experiments.data.builders.images import (
     ClassSplit,
@@ -18,7 +21,6 @@ from experiments.data.builders.images import (
     class_name,
     list_folders,
     list_images,
-    read_lines,
     split_of_files,
 )
 from experiments.data.builders.layouts import (
@@ -30,6 +32,7 @@ from experiments.data.builders.layouts import (
     inside,
     read_folders,
 )
+from experiments.data.builders.readers import read_lines, read_table, records, relative, text
 from experiments.data.builders.tasks import ClassificationBuilder
 
 # --- ImageNet-1K --------------------------------------------------------------------------------
@@ -80,7 +83,7 @@ def _read_numbered(path: Path, class_of: dict[str, str]) -> ClassSplit:
     absent = sorted(set(class_of) - set(files))
     if absent:
         raise DamagedArchiveError(
-            f"{path} lacks {len(absent)} of {len(class_of)} images, for example {absent[0]}"
+            f"{path} lacks {len(absent)} of {len(class_of)} images, for example {absent[0][:80]}"
         )
     classes: dict[str, list[Any]] = {}
     for stem, name in class_of.items():
@@ -92,24 +95,24 @@ def _validation_classes(search_path: SearchPath) -> dict[str, str]:
     """The class of every validation image, by file name without extension."""
     path = search_path.find(_SOLUTION, f"ILSVRC/{_SOLUTION}")
     if path is not None:
-        rows = list(csv.reader(read_lines(path)))[1:]
-        if not all(len(row) == 2 and row[1].split() for row in rows):
+        header, rows = read_table(path)
+        if len(header) != 2:
             raise DamagedArchiveError(
                 f"{path} should have lines like ILSVRC2012_val_1,n0144 1 1 9 9"
             )
-        return {stem: prediction.split()[0] for stem, prediction in rows}
+        stem, prediction = header
+        return {
+            row[stem]: text(row[prediction].partition(" ")[0], f"{path}, line {number}")
+            for number, row in rows
+        }
     devkit = _DEVKIT.locate(search_path)
     path = inside(devkit, "data/meta.mat")
     truth = inside(devkit, "data/ILSVRC2012_validation_ground_truth.txt")
-    try:
-        synsets = np.atleast_1d(load_mat(path, "synsets")["synsets"])
-        names = {int(entry["ILSVRC2012_ID"]): str(entry["WNID"]) for entry in synsets}
-    except (KeyError, TypeError, IndexError) as error:
-        raise DamagedArchiveError(f"{path} has a synset without {error}") from error
+    names = dict(records(load_mat(path, "synsets"), "synsets", path, ILSVRC2012_ID=int, WNID=str))
     class_of = {}
     for number, line in enumerate(filter(str.strip, read_lines(truth)), 1):
-        if not line.strip().isdecimal() or int(line) not in names:
-            raise DamagedArchiveError(f"{truth}, line {number}: unknown class {line!r}")
+        if not re.fullmatch(r"\d{1,9}", line.strip()) or int(line) not in names:
+            raise DamagedArchiveError(f"{truth}, line {number}: unknown class {brief(line)}")
         class_of[f"ILSVRC2012_val_{number:08}"] = names[int(line)]
     return class_of
 
@@ -154,11 +157,10 @@ def _read_tiny(search_path: SearchPath) -> dict[str, ClassSplit]:
     test: dict[str, list[Path]] = {}
     for number, line in enumerate(read_lines(annotations), 1):
         file, name, *_ = [*line.split("\t"), "", ""]
-        if not name or Path(file).name != file:
-            raise DamagedArchiveError(
-                f"{annotations}, line {number}: expected an image and a class, got {line!r}"
-            )
-        test.setdefault(name, []).append(images / file)
+        place = f"{annotations}, line {number}"
+        if not name or "/" in relative(file, place):
+            raise DamagedArchiveError(f"{place}: expected an image and a class, got {brief(line)}")
+        test.setdefault(text(name, place), []).append(images / file)
     return {
         "train": split_of_files(train, folder / "train"),
         "test": split_of_files(test, annotations),

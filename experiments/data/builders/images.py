@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import io
-import json
 import os
 import re
 import threading
@@ -20,7 +19,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
-from experiments.data.builders.archives import DamagedArchiveError, load_pickle
+from experiments.data.builders.archives import DamagedArchiveError, load_pickle, readable
+from experiments.data.builders.readers import column, entries, pixels
 from experiments.storage import regular
 
 Encoding = Literal["png", "jpeg"]
@@ -158,13 +158,15 @@ def split_of_pickle(path: Path, prefix: str) -> ClassSplit:
         return entries(load_pickle(path), path, "data", "labels")
 
     content = load()
-    names = {int(label): text(name) for name, label in content.get("catname2label", {}).items()}
-    classes: dict[str, list[int]] = {}
-    for row, label in enumerate(content["labels"]):
-        label = int(label)
-        classes.setdefault(names.get(label, f"{prefix} {label:03}"), []).append(row)
-    if len(content["labels"]) != len(content["data"]):
+    named = entries(content.get("catname2label", {}), path)
+    numbers = column([*named.values()], int, f"{path}: catname2label")
+    names = dict(zip(numbers, column([*named], str, f"{path}: catname2label"), strict=True))
+    labels = column(content["labels"], int, f"{path}: labels")
+    if len(labels) != len(pixels(content["data"], path)):
         raise DamagedArchiveError(f"{path}: data and labels differ in length")
+    classes: dict[str, list[int]] = {}
+    for row, label in enumerate(labels):
+        classes.setdefault(names.get(label, f"{prefix} {label:03}"), []).append(row)
     return split_of_rows(classes, lambda: pixels(load()["data"], path), path)
 
 
@@ -320,16 +322,6 @@ def left_out(paths: Iterable[Path], folder: Path, noun: str, why: str) -> list[s
     return [f"left out {count} {why}: {shown}"]
 
 
-_CONTROLS = "[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
-"""Also line breaks, and what turns the direction of writing."""
-
-
-def readable(path: Path) -> str:
-    """The path, with bytes that are not UTF-8 and what controls a terminal as `\\xe9`."""
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return re.sub(_CONTROLS, lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
 def class_name(folder: Path) -> str:
     """The class that a folder is named after.
 
@@ -348,105 +340,12 @@ def class_name(folder: Path) -> str:
     except UnicodeEncodeError:
         problem = "is not UTF-8"
     else:
-        if not re.search(_CONTROLS, folder.name):
+        if not re.search("[\0-\x1f\x7f-\x9f\u2028\u2029]", folder.name):
             return folder.name
         problem = "has several lines or control characters"
     raise DamagedArchiveError(
         f"the name of the folder {readable(folder)} {problem}; rename it, as the class has its name"
     )
-
-
-def text(name: Any) -> str:
-    """Converts a name from a file to a string on one line."""
-    return " ".join((name.decode("latin1") if isinstance(name, bytes) else str(name)).split())
-
-
-def read_lines(path: Path) -> list[str]:
-    """Reads the lines of a text file.
-
-    Args:
-      path: The file.
-
-    Returns:
-      The lines.
-
-    Raises:
-      DamagedArchiveError: The file is not text.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
-    except ValueError as error:
-        raise DamagedArchiveError(
-            f"{path} is not text in UTF-8 ({error}); save it so, in Excel as `CSV UTF-8`"
-        ) from error
-
-
-def read_json(
-    path: Path, *names: str, object_hook: Callable[[dict[str, Any]], Any] | None = None
-) -> dict[str, Any]:
-    """Reads the object in a JSON file.
-
-    Args:
-      path: The file.
-      *names: The required entries.
-      object_hook: Applied to every object, as in `json.load`.
-
-    Returns:
-      The object.
-
-    Raises:
-      DamagedArchiveError: The file is not JSON, or an entry is missing.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file, object_hook=object_hook)
-    except ValueError as error:
-        raise DamagedArchiveError(f"{path} is not a JSON file: {error}") from error
-    return entries(content, path, *names)
-
-
-def entries(content: Any, path: Path, *names: str) -> dict[str, Any]:
-    """Checks that the content of a file is a dictionary with the required entries.
-
-    Args:
-      content: The content of the file.
-      path: The file, for messages.
-      *names: The required entries.
-
-    Returns:
-      The dictionary, with keys of type bytes converted to strings.
-
-    Raises:
-      DamagedArchiveError: It is not a dictionary, or an entry is missing.
-    """
-    if not isinstance(content, dict):
-        raise DamagedArchiveError(f"{path} contains {type(content).__name__}, not a dictionary")
-    content = {text(name): value for name, value in content.items()}
-    missing = [name for name in names if name not in content]
-    if missing:
-        raise DamagedArchiveError(f"{path} has no entry {', '.join(missing)}")
-    return content
-
-
-def pixels(array: Any, path: Path) -> np.ndarray:
-    """Checks that the content of a file is an array of colour images.
-
-    Args:
-      array: The content of the file.
-      path: The file, for messages.
-
-    Returns:
-      uint8 [n, h, w, 3].
-
-    Raises:
-      DamagedArchiveError: It is something else.
-    """
-    array = np.asarray(array)
-    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3:
-        raise DamagedArchiveError(
-            f"{path}: images should be uint8 [n, h, w, 3], not {array.dtype} {list(array.shape)}"
-        )
-    return array
 
 
 def encode(

@@ -6,8 +6,9 @@ from pathlib import Path, PurePosixPath
 
 from experiments.data.builders.archives import DamagedArchiveError, load_torch_list
 from experiments.data.builders.base import photograph_spec
-from experiments.data.builders.images import ClassSplit, list_images, read_json, split_of_files
+from experiments.data.builders.images import ClassSplit, list_images, split_of_files
 from experiments.data.builders.layouts import Layout, Part, SearchPath, read_folders
+from experiments.data.builders.readers import column, read_json, records
 from experiments.data.builders.tasks import FewShotBuilder
 
 _IMAGES = Part("train_val_images", ("train_val_images.tar.gz", "train_val2017.tar.gz"))
@@ -27,16 +28,14 @@ def _read_boxes(search_path: SearchPath) -> tuple[Path, dict[int, str], dict[int
         if not found:
             raise DamagedArchiveError(f"{path} contains no {_BOXES[0]}")
         path = found[0]
-    content = read_json(path, "annotations", "images", "categories")
-    try:
-        species = {int(entry["id"]): str(entry["name"]) for entry in content["categories"]}
-        files = {entry["id"]: str(entry["file_name"]) for entry in content["images"]}
-        images: dict[int, dict[str, None]] = {}
-        for entry in content["annotations"]:
-            category = images.setdefault(int(entry["category_id"]), {})
-            category[files[entry["image_id"]]] = None
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedArchiveError(f"{path} has an entry without {error}") from error
+    content = read_json(path, "annotations", "images", "categories", most=2**30)
+    species = dict(records(content, "categories", path, id=int, name=str))
+    files = dict(records(content, "images", path, id=int, file_name=Path))
+    images: dict[int, dict[str, None]] = {}
+    for image, category in records(content, "annotations", path, image_id=int, category_id=int):
+        if image not in files:
+            raise DamagedArchiveError(f"{path} has an annotation of the unknown image {image}")
+        images.setdefault(category, {})[files[image]] = None
     return path, species, {category: list(names) for category, names in images.items()}
 
 
@@ -44,12 +43,10 @@ def _read_categories(search_path: SearchPath) -> dict[str, ClassSplit]:
     path, species, boxed = _read_boxes(search_path)
     splits: dict[str, dict[str, list[str]]] = {}
     for split, names in _CATEGORIES.items():
-        splits[split] = {}
-        for category in load_torch_list(search_path.get(*names)):
+        splits[split], listed = {}, search_path.get(*names)
+        for category in column(load_torch_list(listed), int, listed):
             if category not in species:
-                raise DamagedArchiveError(
-                    f"{search_path.get(*names)}: {path} has no class {category}"
-                )
+                raise DamagedArchiveError(f"{listed}: {path} has no class {category}")
             splits[split][species[category]] = boxed.get(category, [])
     return {
         split: split_of_files(classes, search_path.get(*_CATEGORIES[split]))
@@ -60,7 +57,10 @@ def _read_categories(search_path: SearchPath) -> dict[str, ClassSplit]:
 def _read_species(search_path: SearchPath) -> dict[str, ClassSplit]:
     path = search_path.get(_SPLIT)
     lists = read_json(path, "base", "novel")
-    species_of = {split: [str(name) for name in lists[split]] for split in ("base", "novel")}
+    species_of = {
+        split: column(column(lists[split], str, f"{path}: {split}"), Path, f"{path}: {split}")
+        for split in ("base", "novel")
+    }
     if search_path.find(*_BOXES):
         _, species, boxed = _read_boxes(search_path)
         files = {name: boxed.get(category, []) for category, name in species.items()}
@@ -76,7 +76,7 @@ def _read_species(search_path: SearchPath) -> dict[str, ClassSplit]:
         )
         folders = {folder.name: folder for folder in sorted(images.glob("*/*/"))}
         located = {
-            split: {name: list_images(folders.get(name, images / name)) for name in names}
+            split: {name: list_images(folders.get(name) or images / name) for name in names}
             for split, names in species_of.items()
         }
     return {split: split_of_files(classes, path) for split, classes in located.items()}

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -20,6 +19,7 @@ from experiments.data.builders.archives import DamagedArchiveError, MissingArchi
 from experiments.data.builders.base import DatasetSpec, ImageBuilder
 from experiments.data.builders.images import ClassSplit, MultiLabelSplit, SourceImage
 from experiments.data.builders.layouts import SearchPath
+from experiments.data.builders.readers import read_xml
 from experiments.data.builders.tasks import FewShotBuilder, MultiLabelBuilder
 
 _PACKAGE = "kanjivg"
@@ -67,16 +67,9 @@ def _character(path: Path) -> str:
     return chr(number) if 0x3400 <= number <= 0x9FFF or 0x20000 <= number <= 0x3FFFF else ""
 
 
-def _parse(path: Path) -> ElementTree.Element:
-    try:
-        return ElementTree.parse(path).getroot()
-    except ElementTree.ParseError as error:
-        raise DamagedArchiveError(f"{path} is not an SVG file: {error}") from error
-
-
 def _components(path: Path) -> frozenset[str]:
     """The components of a character, including the character itself."""
-    names = (group.get(f"{_KVG}element") for group in _parse(path).iter(f"{_SVG}g"))
+    names = (group.get(f"{_KVG}element") for group in read_xml(path).iter(f"{_SVG}g"))
     return frozenset(name for name in names if name)
 
 
@@ -87,7 +80,7 @@ def _radical(path: Path) -> str:
     """
     marked = {
         group.get(f"{_KVG}radical"): group.get(f"{_KVG}original") or group.get(f"{_KVG}element")
-        for group in _parse(path).iter(f"{_SVG}g")
+        for group in read_xml(path).iter(f"{_SVG}g")
     }
     return marked.get("tradit") or marked.get("general") or ""
 
@@ -150,7 +143,7 @@ def _drawer(size: int) -> Callable[[Path], SourceImage]:
     def draw(path: Path) -> SourceImage:
         try:
             strokes = [
-                list(_points(stroke.get("d", ""))) for stroke in _parse(path).iter(f"{_SVG}path")
+                list(_points(stroke.get("d", ""))) for stroke in read_xml(path).iter(f"{_SVG}path")
             ]
         except (ValueError, IndexError) as error:
             raise DamagedArchiveError(
@@ -208,7 +201,10 @@ def _points(path: str) -> Iterator[complex]:
     def take() -> complex:
         nonlocal at
         at += 2
-        return complex(float(tokens[at - 2]), float(tokens[at - 1]))
+        point = complex(float(tokens[at - 2]), float(tokens[at - 1]))
+        if abs(point) > 4 * _SIDE or abs(here) > 4 * _SIDE:
+            raise ValueError(f"the point {point} is far outside")
+        return point
 
     while at < len(tokens):
         if tokens[at].isalpha():

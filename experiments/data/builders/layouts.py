@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError, extract
+from experiments.data.builders.archives import (
+    DamagedArchiveError,
+    MissingArchiveError,
+    extract,
+    readable,
+)
 from experiments.data.builders.images import (
     ClassSplit,
     class_name,
@@ -19,7 +24,6 @@ from experiments.data.builders.images import (
     list_folders,
     list_images,
     list_images_and_others,
-    readable,
     split_of_files,
     split_of_pickle,
 )

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
-from experiments.data.builders.archives import DamagedArchiveError
+from experiments.data.builders.archives import DamagedArchiveError, brief
 from experiments.data.builders.base import photograph_spec
-from experiments.data.builders.images import ClassSplit, read_lines, split_of_files
+from experiments.data.builders.images import ClassSplit, split_of_files
 from experiments.data.builders.layouts import (
     TRAIN_TEST_FOLDERS,
     TRAIN_VALIDATION_TEST_FOLDERS,
@@ -18,6 +18,7 @@ from experiments.data.builders.layouts import (
     class_folders,
     inside,
 )
+from experiments.data.builders.readers import read_lines, relative, text
 from experiments.data.builders.tasks import ClassificationBuilder
 
 Parse = Callable[[str], tuple[str, str] | None]
@@ -72,12 +73,10 @@ def _read_list(path: Path, parse: Parse) -> dict[str, list[str]]:
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip() or line.startswith("#"):
             continue
-        entry = parse(line.strip())
-        if entry is None or ".." in PurePosixPath(entry[1]).parts:
-            raise DamagedArchiveError(
-                f"{path}, line {number}: expected an image and a class, got {line!r}"
-            )
-        classes.setdefault(entry[0], []).append(entry[1])
+        entry, place = parse(line.strip()), f"{path}, line {number}"
+        if entry is None:
+            raise DamagedArchiveError(f"{place}: expected an image and a class, got {brief(line)}")
+        classes.setdefault(text(entry[0], place), []).append(relative(entry[1], place))
     return classes
 
 

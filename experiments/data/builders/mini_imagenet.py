@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 from experiments.data.builders.archives import DamagedArchiveError, load_pickle
 from experiments.data.builders.base import photograph_spec
-from experiments.data.builders.images import (
-    ClassSplit,
-    entries,
-    pixels,
-    read_lines,
-    split_of_files,
-    split_of_rows,
-    text,
-)
+from experiments.data.builders.images import ClassSplit, split_of_files, split_of_rows
 from experiments.data.builders.layouts import FEW_SHOT_PARTS, Layout, SearchPath, labelled_pickles
+from experiments.data.builders.readers import column, entries, pixels, read_table, relative, text
 from experiments.data.builders.tasks import FewShotBuilder
 
 _CACHES = {split: f"mini-imagenet-cache-{part}.pkl" for split, part in FEW_SHOT_PARTS.items()}
@@ -37,13 +29,13 @@ def _read_folder(search_path: SearchPath) -> dict[str, ClassSplit]:
 
 def _read_list(path: Path, images: Path) -> ClassSplit:
     classes: dict[str, list[Path]] = {}
-    rows = csv.DictReader(read_lines(path))
-    if not {"filename", "label"} <= set(rows.fieldnames or ()):
+    header, rows = read_table(path)
+    if not {"filename", "label"} <= {*header}:
         raise DamagedArchiveError(f"{path} should start with the line filename,label")
-    for row in rows:
-        if not row["filename"] or not row["label"]:
-            raise DamagedArchiveError(f"{path}, line {rows.line_num}: no filename and label")
-        classes.setdefault(row["label"], []).append(images / Path(row["filename"]).name)
+    for number, row in rows:
+        file = relative(row["filename"], f"{path}, line {number}: filename")
+        label = text(row["label"], f"{path}, line {number}: label")
+        classes.setdefault(label, []).append(images / Path(file).name)
     return split_of_files(classes, path)
 
 
@@ -56,7 +48,8 @@ def _read_cache(path: Path) -> ClassSplit:
         return entries(load_pickle(path), path, "image_data", "class_dict")
 
     classes = {
-        text(name): [int(row) for row in rows] for name, rows in load()["class_dict"].items()
+        text(name, f"{path}: class_dict"): column(rows, int, f"{path}: class_dict")
+        for name, rows in entries(load()["class_dict"], path).items()
     }
     return split_of_rows(classes, lambda: pixels(load()["image_data"], path), path)
 

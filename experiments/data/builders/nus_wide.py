@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import csv
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +11,9 @@ import numpy as np
 
 from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.builders.base import photograph_spec
-from experiments.data.builders.images import MultiLabelSplit, open_files, read_lines
+from experiments.data.builders.images import MultiLabelSplit, open_files
 from experiments.data.builders.layouts import Layout, Part, SearchPath, inside
+from experiments.data.builders.readers import column, no_labels, read_lines, read_table, relative
 from experiments.data.builders.tasks import MultiLabelBuilder
 
 _log = logging.getLogger(__name__)
@@ -21,6 +21,9 @@ _log = logging.getLogger(__name__)
 _IMAGES = ("Flickr", "images")
 _TABLE = ("nus_wid_data.csv", "nus_wide_data.csv")
 _SPLITS = {"train": "Train", "test": "Test"}
+_LABEL = r"(?:'[^'\\]*'|\"[^\"\\]*\")"
+_LABEL_LIST = rf"\[\s*(?:{_LABEL}\s*(?:,\s*|(?=\])))*\]"
+"""A Python list of strings."""
 _CONCEPTS = Part("Concepts81.txt", ("ConceptsList.zip",), ("ConceptsList/Concepts81.txt",))
 _LISTS = {
     split: Part(f"{part}Imagelist.txt", ("ImageList.zip",), (f"ImageList/{part}Imagelist.txt",))
@@ -37,11 +40,11 @@ def _available(
     """The images that have a label and a file. Many images are no longer on Flickr."""
     keys, rows, absent = [], [], 0
     for row in np.flatnonzero((targets == 1).any(axis=1)).tolist():
-        parts = files[row].replace("\\", "/").strip("/").split("/")
+        parts = relative(files[row], f"{source}, image {row + 1}").split("/")
         # In one folder per concept, or all in one folder.
         paths = (folder / "/".join(parts[-2:]), folder / parts[-1])
         path = next((path for path in paths if path.exists()), None)
-        if path is None or ".." in parts:
+        if path is None:
             absent += 1
         else:
             keys.append(path)
@@ -62,15 +65,16 @@ def _read_published(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
     folder = search_path.get(*_IMAGES)
     concepts, labels = _CONCEPTS.locate(search_path), _LABELS.locate(search_path)
     names = tuple(line.strip() for line in read_lines(concepts) if line.strip())
+    if not all(re.fullmatch(r"[\w -]{1,100}", name) for name in names):
+        raise DamagedArchiveError(f"{concepts} should have a concept in every line")
     splits = {}
     for split, part in _SPLITS.items():
         path = _LISTS[split].locate(search_path)
         files = [line.strip() for line in read_lines(path) if line.strip()]
-        targets = np.empty((len(files), len(names)), np.int8)
-        for column, name in enumerate(names):
-            targets[:, column] = _read_column(
-                inside(labels, f"Labels_{name}_{part}.txt"), len(files)
-            )
+        targets = no_labels(len(files), names, path)
+        for number, name in enumerate(names):
+            path_of_name = inside(labels, f"Labels_{name}_{part}.txt")
+            targets[:, number] = _read_column(path_of_name, len(files))
         splits[split] = _available(names, files, targets, folder, path)
     return splits
 
@@ -84,24 +88,23 @@ def _read_column(path: Path, count: int) -> np.ndarray:
 
 def _read_table(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
     folder, path = search_path.get(*_IMAGES), search_path.get(*_TABLE)
-    reader = csv.DictReader(read_lines(path))
-    if not {"filepath", "label", "split_name"} <= set(reader.fieldnames or ()):
+    header, rows = read_table(path)
+    if not {"filepath", "label", "split_name"} <= {*header}:
         raise DamagedArchiveError(f"{path} should start with the line filepath,label,split_name")
     found: dict[str, list[tuple[str, list[str]]]] = {"train": [], "test": []}
-    for row in reader:
-        split = "train" if row["split_name"] == "train" else "test"
-        try:
-            labels = ast.literal_eval(row["label"])
-        except (ValueError, SyntaxError, TypeError):
-            labels = None
-        if not isinstance(labels, list) or not row["filepath"]:
-            raise DamagedArchiveError(f"{path}, line {reader.line_num}: expected a list of labels")
-        found[split].append((row["filepath"], [str(label) for label in labels]))
+    for number, row in rows:
+        split = {"train": "train", "val": "test", "test": "test"}.get(row["split_name"])
+        if split is None or not re.fullmatch(_LABEL_LIST, row["label"]):
+            raise DamagedArchiveError(
+                f"{path}, line {number}: expected a file, a list of labels, and train, val or test"
+            )
+        labels = [label[1:-1] for label in re.findall(_LABEL, row["label"])]
+        found[split].append((row["filepath"], column(labels, str, f"{path}, line {number}")))
     names = sorted({label for images in found.values() for _, labels in images for label in labels})
     columns = {name: column for column, name in enumerate(names)}
     splits = {}
     for split, images in found.items():
-        targets = np.zeros((len(images), len(names)), np.int8)
+        targets = no_labels(len(images), names, path)
         for row, (_, labels) in enumerate(images):
             targets[row, [columns[label] for label in labels]] = 1
         splits[split] = _available(

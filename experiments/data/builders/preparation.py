@@ -6,14 +6,16 @@ import logging
 import shutil
 import warnings
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import constants
 
 from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.builders.base import ImageBuilder
-from experiments.storage import exclusive, is_remote, storage_path, writing
+from experiments.data.builders.tasks import FewShotBuilder
+from experiments.errors import unreachable
+from experiments.storage import exclusive, is_remote, regular, storage_path, writing
 
 _log = logging.getLogger(__name__)
 
@@ -76,13 +78,19 @@ def make_builder(cls: type[_Builder], data_dir: Path | None = None) -> _Builder:
     Raises:
       DamagedArchiveError: The prepared data set cannot be read.
     """
+    folder = location(cls, data_dir)
     try:
+        if not is_remote(folder) and folder.is_dir():
+            for path in folder.iterdir():
+                regular(path)  # A pipe would never end.
         return cls(data_dir=str(data_root(data_dir)))
     except Exception as error:
+        if unreachable(error):
+            raise
         # TFDS raises almost any exception when one of its files is damaged.
         raise DamagedArchiveError(
-            f"{location(cls, data_dir)} cannot be read ({type(error).__name__}: {error}); delete "
-            "that folder to prepare the data again"
+            f"{folder} cannot be read ({type(error).__name__}: {str(error)[:300]}); delete that "
+            "folder to prepare the data again"
         ) from error
 
 
@@ -133,18 +141,50 @@ def is_prepared(builder: ImageBuilder) -> bool:
     if not folder.exists():
         _refuse_earlier_version(builder, folder.parent)
         return False
-    info = builder.info
+    try:
+        why = _problem(builder, folder)
+    except OSError:
+        raise
+    except Exception as error:  # As in `make_builder`: TFDS reads some files only here.
+        why = f"cannot be read ({type(error).__name__}: {str(error)[:300]})"
+    if why:
+        raise DamagedArchiveError(f"{folder} {why}; delete that folder to prepare the data again")
+    return True
+
+
+def _problem(builder: ImageBuilder, folder: Path) -> str:
+    """What is wrong in the files of a prepared data set and their counts; "" if nothing is."""
+    info: Any = builder.info
     missing = [split for split in builder.SPEC.classes if split not in info.splits]
     if not missing:
         files = [path for split in builder.SPEC.classes for path in info.splits[split].filepaths]
         there = {path.name for path in folder.iterdir()}
         missing = [name for path in files if (name := Path(path).name) not in there]
     if missing or not set(builder.SPEC.classes) <= set(info.metadata or ()):
-        raise DamagedArchiveError(
-            f"{folder} is not a complete data set ({', '.join(missing) or 'metadata'} missing); "
-            "delete that folder to prepare the data again"
-        )
-    return True
+        return f"is not a complete data set ({', '.join(missing) or 'metadata'} missing)"
+    stored = getattr(info.features[builder.label_feature()[0]], "names", None)
+    seen: dict[str, None] = {}
+    for split in builder.SPEC.classes:
+        counts, images = info.metadata[split], info.splits[split].num_examples
+        files = [folder / Path(path).name for path in info.splits[split].filepaths]
+        if not is_remote(folder) and images > sum(path.stat().st_size for path in files):
+            return f"is too small for {images} images of the split {split}"
+        fits = isinstance(counts, dict) and all(type(count) is int for count in counts.values())
+        if not fits or not all(0 <= count <= images for count in counts.values()):
+            return f"has impossible counts of {images} images in metadata.json, split {split}"
+        if stored is not None and sum(counts.values()) != images:
+            return (
+                f"has {images} images, but {sum(counts.values())} in metadata.json, split {split}"
+            )
+        seen |= dict.fromkeys(counts)
+        if not issubclass(type(builder), FewShotBuilder) and [*seen] != [*counts]:
+            return f"has other classes in metadata.json for the split {split} than for another"
+    # TFDS drops spaces at the ends of lines, and blank ones.
+    if stored is not None and {n.strip() for n in stored} | {""} != {n.strip() for n in seen} | {
+        ""
+    }:
+        return "has other classes in metadata.json than in label.labels.txt"
+    return ""
 
 
 def _refuse_earlier_version(builder: ImageBuilder, folder: Path) -> None:
@@ -154,8 +194,8 @@ def _refuse_earlier_version(builder: ImageBuilder, folder: Path) -> None:
         whole = "whole photographs" if builder.SPEC.whole else "images"
         raise DamagedArchiveError(
             f"{old[-1]} was prepared by another version of jaxloss. This one stores {whole}, "
-            "turned by their EXIF orientation, with 16-bit greys, transparent ones on white, of "
-            "all files that Pillow reads; delete that folder to prepare the data again"
+            "turned by their EXIF orientation, with 16-bit greys, transparent ones on white; "
+            "delete that folder to prepare the data again"
         )
 
 

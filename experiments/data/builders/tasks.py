@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from experiments.data.builders.archives import DamagedArchiveError
+from experiments.data.builders.archives import DamagedArchiveError, reading
 from experiments.data.builders.base import ImageBuilder
 from experiments.data.builders.images import ClassSplit, MultiLabelSplit
+from experiments.storage import regular
 
 
 class _SingleLabelBuilder(ImageBuilder):
@@ -109,6 +110,8 @@ class MultiLabelBuilder(ImageBuilder):
                 )
             if split.names != first.names:
                 raise DamagedArchiveError(f"{split.source} has other labels than {first.source}")
+            if len({*split.names}) < len(split.names):
+                raise DamagedArchiveError(f"{split.source} has a label twice")
 
     @classmethod
     def class_names(cls, splits: Mapping[str, MultiLabelSplit]) -> list[str]:
@@ -138,17 +141,17 @@ class MultiLabelBuilder(ImageBuilder):
     ) -> np.ndarray:
         """Reads the targets of a split, int8 [n, C]."""
         path = _targets_file(folder, split)
+        again = "delete that folder to prepare the data again"
         try:
-            targets = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DamagedArchiveError(
-                f"{path} cannot be read ({error}); delete that folder to prepare the data again"
-            ) from error
+            with reading(path, "array of NumPy"):
+                targets = np.load(io.BytesIO(regular(path).read_bytes()), allow_pickle=False)
+        except DamagedArchiveError as error:
+            raise DamagedArchiveError(f"{error}; {again}") from error
         counts = list(metadata[split].values())
-        if targets.dtype != np.int8 or (targets == 1).sum(axis=0).tolist() != counts:
-            raise DamagedArchiveError(
-                f"{path} is damaged; delete that folder to prepare the data again"
-            )
+        fits = isinstance(targets, np.ndarray) and targets.dtype == np.int8 and targets.ndim == 2
+        fits = fits and targets.min(initial=0) >= -1 and targets.max(initial=0) <= 1
+        if not fits or (targets == 1).sum(axis=0).tolist() != counts:
+            raise DamagedArchiveError(f"{path} is damaged; {again}")
         return targets
 
 

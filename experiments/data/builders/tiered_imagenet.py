@@ -10,8 +10,9 @@ import numpy as np
 
 from experiments.data.builders.archives import DamagedArchiveError, load_pickle
 from experiments.data.builders.base import DatasetSpec
-from experiments.data.builders.images import ClassSplit, Table, entries, split_of_rows, text
+from experiments.data.builders.images import ClassSplit, Table, split_of_rows
 from experiments.data.builders.layouts import FEW_SHOT_PARTS, Layout, SearchPath
+from experiments.data.builders.readers import column, entries
 from experiments.data.builders.tasks import FewShotBuilder
 
 
@@ -36,14 +37,12 @@ def _read_pickles(search_path: SearchPath) -> dict[str, ClassSplit]:
 
 def _read_labels(path: Path, split: str) -> tuple[np.ndarray, list[str]]:
     content = entries(load_pickle(path), path, "label_specific")
-    try:
-        labels = np.asarray(content["label_specific"]).astype(np.int64).ravel()
-    except (TypeError, ValueError) as error:
-        raise DamagedArchiveError(f"{path}: label_specific contains no numbers") from error
+    labels = np.array(column(content["label_specific"], int, f"{path}: label_specific"), np.int64)
     count = int(labels.max(initial=-1)) + 1
-    names = [text(name) for name in content.get("label_specific_str", ())]
-    names = names or [f"{split} class {label:03}" for label in range(count)]
-    if labels.min(initial=0) < 0 or count > len(names):
+    names = column(content.get("label_specific_str", ()), str, f"{path}: label_specific_str")
+    if not names and count <= len(labels):
+        names = [f"{split} class {label:03}" for label in range(count)]
+    if count > len(names):
         raise DamagedArchiveError(
             f"{path} names {len(names)} classes, but has a label that is not among them"
         )
@@ -53,10 +52,16 @@ def _read_labels(path: Path, split: str) -> tuple[np.ndarray, list[str]]:
 def _loader(path: Path, count: int) -> Callable[[], Table]:
     def load() -> Table:
         images = load_pickle(path)
-        if not isinstance(images, list | tuple | np.ndarray) or len(images) != count:
+        several = isinstance(images, list | tuple) or (
+            isinstance(images, np.ndarray) and images.ndim
+        )
+        if not several or len(images) != count:
             raise DamagedArchiveError(
                 f"{path} should contain one encoded image per label, {count} in total"
             )
+        # A string would be opened as a path.
+        if not all(isinstance(image, bytes | np.ndarray) for image in images):
+            raise DamagedArchiveError(f"{path} has an image that is neither bytes nor an array")
         return images
 
     return load

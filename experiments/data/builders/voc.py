@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 
-from experiments.data.builders.archives import DamagedArchiveError
+from experiments.data.builders.archives import DamagedArchiveError, brief
 from experiments.data.builders.base import photograph_spec
-from experiments.data.builders.images import MultiLabelSplit, open_files, read_lines
+from experiments.data.builders.images import MultiLabelSplit, open_files
 from experiments.data.builders.layouts import Layout, Part, SearchPath, inside
+from experiments.data.builders.readers import read_lines, read_xml
 from experiments.data.builders.tasks import MultiLabelBuilder
 
 _NAMES = (
@@ -64,7 +64,7 @@ def _read(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
 def _read_split(path: Path) -> MultiLabelSplit:
     top = path.parents[2]
     images = [line.split()[0] for line in read_lines(path) if line.strip()]
-    if not all(re.fullmatch(r"[\w-]+", image) for image in images):
+    if not all(re.fullmatch(r"[\w-]{1,100}", image) for image in images):
         raise DamagedArchiveError(
             f"{path} should have lines that start with the number of an image"
         )
@@ -93,7 +93,7 @@ def _read_column(path: Path, images: list[str]) -> np.ndarray:
     values = {image: meaning[value] for image, value in lines}
     absent = [image for image in images if image not in values]
     if absent:
-        raise DamagedArchiveError(f"{path} has no line for {absent[0]}")
+        raise DamagedArchiveError(f"{path} has no line for {brief(absent[0])}")
     return np.array([values[image] for image in images], np.int8)
 
 
@@ -101,15 +101,11 @@ def _read_objects(path: Path) -> list[int]:
     """Reads the targets of one image from its objects, some of which may be difficult."""
     if not path.exists():
         raise DamagedArchiveError(f"{path} is missing")
-    try:
-        objects = ElementTree.parse(path).getroot().findall("object")
-    except ElementTree.ParseError as error:
-        raise DamagedArchiveError(f"{path} is not an XML file: {error}") from error
     targets = [0] * len(_NAMES)
-    for entry in objects:
+    for entry in read_xml(path).findall("object"):
         name = (entry.findtext("name") or "").strip()
         if name not in _NAMES:
-            raise DamagedArchiveError(f"{path} has an object of the unknown class {name!r}")
+            raise DamagedArchiveError(f"{path} has an object of the unknown class {brief(name)}")
         column = _NAMES.index(name)
         if (entry.findtext("difficult") or "0").strip() != "1":
             targets[column] = 1
