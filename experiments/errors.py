@@ -78,7 +78,7 @@ def full_disk(error: BaseException | None) -> str:
 def unreachable(error: BaseException) -> str:
     """The words of gcsfs, or of the libraries below it, where the network caused an error."""
     for cause in _chain(error):
-        if type(cause).__module__.partition(".")[0] in ("gcsfs", "aiohttp", "google", "requests"):
+        if type(cause).__module__.startswith(("gcsfs", "aiohttp", "google.auth", "requests")):
             return " ".join(str(cause).split())[:300] or type(cause).__name__
     return ""
 

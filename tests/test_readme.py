@@ -20,6 +20,7 @@ from PIL import Image
 
 import jaxloss
 from experiments.cli.main import command_type
+from experiments.cli.options import storage_paths
 from experiments.data.builders import BUILDERS
 from experiments.presets import PRESETS
 from tests.tolerances import FLOAT32
@@ -228,7 +229,8 @@ def test_every_command_parses(document):
     # The runs that `evaluate` evaluates there are of this preset, and need not exist.
     known: Any = command_type(PRESETS["icons"].config)
     for command in commands:
-        tyro.cli(known, args=[word for word in shlex.split(command) if word != "--help"])
+        with storage_paths():
+            tyro.cli(known, args=[word for word in shlex.split(command) if word != "--help"])
 
 
 @pytest.mark.parametrize("name", ["focal_loss", "lifted_loss"])

@@ -326,7 +326,7 @@ def test_files_that_cannot_be_taken_are_named(file, tmp_path, monkeypatch):
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(WeightsError, match=r"weights\.safetensors is damaged"):
         load_backbone(file, *trees())
-    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     with pytest.raises(WeightsError, match=r"pip install \"jaxloss\[weights\]\""):
         load_backbone(file, *trees())
 
@@ -343,7 +343,8 @@ def save_run(folder, config, accuracies):
                 "statistics": statistics,
                 "opt_state": np.ones(5),
             }
-            checkpoints.save(step, state, meta={}, validation=accuracy)
+            meta = {"config": {"data": {"name": "icons"}}}
+            checkpoints.save(step, state, meta=meta, validation=accuracy)
 
 
 @pytest.mark.parametrize(
