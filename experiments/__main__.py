@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from traceback import format_exception
 from typing import Any
 
 
@@ -31,6 +32,13 @@ def _open_standard_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
+def _print_printable(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+    """Python prints the message of an uncaught error as it is."""
+    from experiments.terminal import Terminal
+
+    Terminal(sys.stderr).writelines(format_exception(kind, error, traceback))
+
+
 if __name__ == "__main__":
     _open_standard_streams()
     # The imports take seconds, and some of them would swallow a KeyboardInterrupt.
@@ -41,4 +49,5 @@ if __name__ == "__main__":
 
     signal.signal(signal.SIGINT, interrupt)
     sys.unraisablehook = _interrupt_again
+    sys.excepthook = _print_printable
     sys.exit(main())

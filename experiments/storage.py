@@ -167,7 +167,7 @@ def load_json(path: Path, *, most: int = _LARGEST, object_hook: Any = None) -> A
             level = [part for part in level if isinstance(part, list | dict)]
             inside = (part.values() if isinstance(part, dict) else part for part in level)
             if not (level := [*itertools.chain.from_iterable(inside)]):
-                if len(content) <= _LARGEST:  # Half a character has no UTF-8.
+                if re.search(rb"\\u[dD][89a-fA-F]", content):  # Half a character has no UTF-8.
                     json.dumps(value, ensure_ascii=False).encode()
                 return value
     raise ValueError("lists or objects are nested too deeply")

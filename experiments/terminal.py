@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 # Control characters, of which ESC begins a sequence that the terminal obeys, line separators, and
@@ -19,17 +20,22 @@ def printable(text: str) -> str:
 
 
 class Terminal:
-    """A text stream for people: what is written is `printable`, whatever its encoding lacks."""
+    """A text stream that writes `printable` text, with escapes for what its encoding lacks."""
 
     def __init__(self, stream: Any):
         self._stream = stream
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:
         """Writes text; a carriage return at its beginning, as of a progress bar, stays one."""
         start = "\r" * text.startswith("\r")
-        encoding = self._stream.encoding or "utf-8"
-        shown = start + printable(text[len(start) :])
-        return self._stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+        return self._stream.write(start + printable(text[len(start) :]))
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Writes lines of text."""
+        for line in lines:
+            self.write(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

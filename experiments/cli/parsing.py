@@ -46,10 +46,10 @@ def parse(kind: Any, arguments: Sequence[str], presets: Mapping[str, Iterable[st
     except SystemExit as stop:
         if not stop.code:
             raise
-        text = _in_a_line(refused.getvalue())
+        text = _in_a_line(_without_colours(refused.getvalue()))
         more = "" if text.endswith("?") else f"; {more} lists what there is"
         raise ConfigError(text + more) from None
-    sys.stderr.write(refused.getvalue())
+    sys.stderr.write(_without_colours(refused.getvalue()))
     if not unread:
         return command
     name = next((word for word in unread if word.startswith("--")), "").partition("=")[0]
@@ -58,8 +58,14 @@ def parse(kind: Any, arguments: Sequence[str], presets: Mapping[str, Iterable[st
     shown = io.StringIO()
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
         read([*words, "--help"])
-    options = dict.fromkeys(re.findall(r"(?<=--)[a-z][a-z0-9.-]*", shown.getvalue()))
+    options = dict.fromkeys(
+        re.findall(r"(?<=--)[a-z][a-z0-9.-]*", _without_colours(shown.getvalue()))
+    )
     raise unknown("option", name[2:], options, f"{more} lists them", prefix="--")
+
+
+def _without_colours(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def _in_a_line(box: str) -> str:

@@ -181,13 +181,16 @@ def _tables(
     """The tables; `texts` are the entries by metric and place on the axes."""
     rows, *others = axes
     entries = np.array(texts, object).reshape(len(headings), len(rows.labels), -1)
-    title = md.bold(title) if title else ""
+    title = md.bold(md.plain(title)) if title else ""
     tables = {title: (headings, entries[..., 0].T)}
     if others:
         columns = [", ".join(place) for place in places(others)]
         against = f"against {', '.join(axis.name for axis in others)}"
         tables = {
-            f"{title}{': ' if title else ''}{md.bold(heading)} {against}": (columns, of_metric)
+            f"{title}{': ' if title else ''}{md.bold(md.plain(heading))} {md.plain(against)}": (
+                columns,
+                of_metric,
+            )
             for heading, of_metric in zip(headings, entries, strict=True)
         }
     lines = []

@@ -35,7 +35,7 @@ def _cell(value: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """Text on one line, in which neither HTML nor a link or picture begins: others may have it."""
+    """Text on one line, without HTML and named links: others may have chosen it."""
     return re.sub(r"[\\<[]", r"\\\g<0>", printable(" ".join(text.split())))
 
 
@@ -50,8 +50,8 @@ def bullets(items: Iterable[str]) -> list[str]:
 
 
 def bold(text: str) -> str:
-    """Text in bold."""
-    return f"**{plain(text)}**"
+    """Text in bold, as it is."""
+    return f"**{text}**"
 
 
 def scaled(value: Any, unit: str) -> Any:

@@ -92,7 +92,9 @@ def update_class_means(
     sizes = _class_sums(valid.astype(jnp.int32), labels, valid, num_classes, axis_name)
     # A mean and its sum have the same direction.
     new = l2_normalize(decay * old + (1 - decay) * l2_normalize(sums.T, axis=0), axis=0)
-    return jnp.where(sizes[None, :] > 0, new.astype(class_means.dtype), class_means)
+    # Finite rows may have a sum that is not.
+    changes = (sizes > 0) & jnp.all(jnp.isfinite(new), axis=0)
+    return jnp.where(changes[None, :], new.astype(class_means.dtype), class_means)
 
 
 def _class_sums(

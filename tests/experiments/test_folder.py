@@ -280,6 +280,11 @@ def _only_links(folder: Path) -> None:
         (folder / name).symlink_to(folder.parent / "secret/dir")
 
 
+def _one_class_is_a_link(folder: Path) -> None:
+    for name in [*COUNTS][1:]:
+        shutil.rmtree(folder / name)
+
+
 def _linked_split(folder: Path) -> None:
     (folder / "train").symlink_to(folder.parent / "secret")
 
@@ -297,6 +302,7 @@ def _listed_links(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (_one_class_is_a_link, r"one class only, 'ant'.*left out 3 links out of the folder"),
         (_only_links, r"no images but behind 6 links .* such as ant; copy the files into it"),
         (_linked_split, "train is a link out of the folder; copy it in"),
         (_linked_labels, r"labels\.csv is a link out of the folder; copy it in"),
@@ -398,19 +404,10 @@ DAMAGED_FACTS = {
     "a list": lambda path: path.write_text("[]"),
     "a pipe": _into_a_pipe,
     "another entry": _edited(more=1),
+    "an entry less": lambda path: path.write_text(path.read_text().replace('"side"', '"mean"')),
     "NaN": _edited(mean=[float("nan")] * 3),
-    "two channels": _edited(channels=2),
-    "a number as text": _edited(side="30"),
-    "no side": _edited(side=0),
-    "a short mean": _edited(mean=[0.5]),
-    "no classes": _edited(classes={"train": {}}),
-    "a list of classes": _edited(classes=["train"]),
-    "a negative count": _edited(images={"train": -1}),
-    "another split": _edited(images={"test": 20}),
-    "an unknown kind": _edited(base="object"),
-    "a list as a kind": _edited(base=[]),
+    "another number": _edited(side=29),
     "another hash": _edited(content="../../etc"),
-    "half a remark": _edited(shared={"copies": [1, "a"]}),
 }
 
 

@@ -252,6 +252,8 @@ _LISTS = [["a"], ["b"]]
 for _ in range(60):
     _LISTS = [_LISTS, _LISTS]
 _LABELS = pickle.dumps({"data": np.zeros((1, 2, 2, 3), np.uint8), "labels": _LISTS})
+_TEXT = b"X" + (2**20).to_bytes(4, "little") + b"a" * 2**20 + b"q\0" + b"0"
+_NUMBERS = pickle.dumps([*range(200_000)], protocol=2)[2:-1] + b"q\0" + b"0"
 HOSTILE: dict[str, tuple[Callable, bytes]] = {
     **{f"key {kind!r}": (load_pickle, _deep(kind)) for kind in (b"Nd", b"\x91")},
     "memo of 2 GB": (load_pickle, b"\x80\x02]r\xff\xff\xff\x0fh\x01."),
@@ -262,6 +264,15 @@ HOSTILE: dict[str, tuple[Callable, bytes]] = {
     "str of lists": (load_pickle, b"\x80\x02cbuiltins\nstr\n](]]e\x85R."),
     "defaults": (load_pickle, b"\x80\x02c_codecs\nencode\nN}X\1\0\0\0aK\1s\x86b."),
     "an object": (load_pickle, b"\x80\x02cnumpy\ndtype\n)\x81."),
+    # Of a string of 1 MB, a list of 200,000 numbers, and no reader that would stop earlier.
+    **{
+        f"many {kind}": (load_pickle, b"\x80\x04" + start + b"]" + b"(" + each * 2000 + b"e.")
+        for kind, start, each in (
+            ("encodings", _TEXT, b"c_codecs\nencode\nh\0\x85R"),
+            ("sets", _NUMBERS, b"cbuiltins\nset\nh\0\x85R"),
+            ("frozen sets", _NUMBERS, b"cbuiltins\nfrozenset\nh\0\x85\x81"),
+        )
+    },
     "shared lists": (lambda path: split_of_pickle(path, ""), _LABELS),
     "torch of 32 MB": (load_torch_list, bytes(2**25)),
     "no CSV": (read_all, b'file,label\n"a,b\n'),

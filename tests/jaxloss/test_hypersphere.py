@@ -88,6 +88,14 @@ def test_rows_that_do_not_count_do_not_leak_into_the_means():
     np.testing.assert_array_equal(update(means, features, labels, where=where), expected)
 
 
+def test_a_sum_that_overflows_leaves_the_mean_of_its_class():
+    means, (features, labels, _) = make_means(47), make_batch(48)
+    labels[:2], features[:2] = 0, 3e38
+    got = np.asarray(update(means.astype(np.float32), features.astype(np.float32), labels))
+    np.testing.assert_array_equal(got[:, 0], means[:, 0].astype(np.float32))
+    assert np.isfinite(got).all()
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_row_that_is_not_finite_does_not_reach_the_means(value):
     """One step with an overflow would make a class's mean NaN for the rest of the training."""

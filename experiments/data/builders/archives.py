@@ -214,7 +214,7 @@ def _made(load: Callable[[Any], None]) -> Callable[[Any], None]:
     def made(self: Any) -> None:
         load(self)
         top = self.stack[-1] if self.stack else None
-        self.room -= 200 + getattr(getattr(top, "array", top), "nbytes", 0)
+        self.room -= 200 + sys.getsizeof(top) + getattr(getattr(top, "array", None), "nbytes", 0)
         if self.room < 0:
             raise ValueError("it contains far more than its size explains")
         if type(top) is tuple:
@@ -225,8 +225,9 @@ def _made(load: Callable[[Any], None]) -> Callable[[Any], None]:
 
 _MAKERS = b"".join(
     [
-        *(pickle.MARK, pickle.EMPTY_DICT, pickle.EMPTY_LIST, pickle.EMPTY_SET, pickle.REDUCE),
-        *(pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+        *(pickle.MARK, pickle.EMPTY_DICT, pickle.EMPTY_LIST, pickle.EMPTY_SET, pickle.FROZENSET),
+        *(pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.LIST, pickle.DICT),
+        *(pickle.REDUCE, pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.OBJ, pickle.INST),
     ]
 )
 _loads = pickle._Unpickler.dispatch
@@ -365,7 +366,7 @@ class _TarInfo(tarfile.TarInfo):
         member = super().frombuf(buf, encoding, errors)
         long = not (member.isfile() or member.isdir()) and member.size > 2**20
         if long or member.type == tarfile.GNUTYPE_SPARSE:
-            raise tarfile.FilterError(f"the header of {member.name!r} has {member.size:,} bytes")
+            raise tarfile.FilterError(f"{member.name!r} is sparse, or has a very long header")
         return member
 
 
@@ -458,6 +459,8 @@ class TarMember:
 
     def read(self) -> bytes:
         """The content; raises a `DamagedArchiveError` where the tar file is truncated."""
+        if self.size > 2**29:
+            raise DamagedArchiveError(f"{self.archive}: {self.name} is too large for an image")
         with open(self.archive, "rb") as file:
             file.seek(self.offset)
             content = file.read(self.size)

@@ -440,23 +440,26 @@ def _size(image: Image.Image) -> int:
     return LARGEST if image.format == "ICO" else size
 
 
-_SHARE = 2**20
-"""Images of fewer pixels do not wait."""
-_shares, _queue = threading.Semaphore(LARGEST // _SHARE), threading.Lock()
+_decoding, _room = threading.Condition(), LARGEST
 
 
 @contextlib.contextmanager
 def _in_turn(size: int) -> Iterator[None]:
-    """Waits until the images that other threads decode leave room for so many pixels."""
-    count = size // _SHARE
-    with _queue if count else contextlib.nullcontext():
-        for _ in range(count):
-            _shares.acquire()
+    """Waits until the images that other threads decode leave room for so many pixels.
+
+    Those of less than a megapixel do not wait.
+    """
+    global _room
+    size = 0 if size < 2**20 else size
+    with _decoding:
+        _decoding.wait_for(lambda: _room >= size)
+        _room -= size
     try:
         yield
     finally:
-        if count:
-            _shares.release(count)
+        with _decoding:
+            _room += size
+            _decoding.notify_all()
 
 
 def read_image(content: Path | bytes | np.ndarray, channels: int, **how: Any) -> Image.Image:

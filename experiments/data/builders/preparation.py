@@ -85,7 +85,7 @@ def make_builder(cls: type[_Builder], data_dir: Path | None = None) -> _Builder:
                 regular(path)  # A pipe would never end.
         return cls(data_dir=str(data_root(data_dir)))
     except Exception as error:
-        if unreachable(error):
+        if is_remote(folder) and unreachable(error):
             raise
         # TFDS raises almost any exception when one of its files is damaged.
         raise DamagedArchiveError(
@@ -180,9 +180,8 @@ def _problem(builder: ImageBuilder, folder: Path) -> str:
         if not issubclass(type(builder), FewShotBuilder) and [*seen] != [*counts]:
             return f"has other classes in metadata.json for the split {split} than for another"
     # TFDS drops spaces at the ends of lines, and blank ones.
-    if stored is not None and {n.strip() for n in stored} | {""} != {n.strip() for n in seen} | {
-        ""
-    }:
+    known, listed = ({name.strip() for name in names} - {""} for names in (stored or (), seen))
+    if stored is not None and known != listed:
         return "has other classes in metadata.json than in label.labels.txt"
     return ""
 
