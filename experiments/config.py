@@ -17,6 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from experiments.errors import ConfigError, nearest, unknown
 from experiments.storage import check_local, storage_path
+from experiments.terminal import one_line
 
 CONFIG_FILE = "config.json"
 # Upper bounds are above every published setting, and keep sizes and float32 from overflowing.
@@ -281,8 +282,9 @@ def to_dict(config: Any) -> dict[str, Any]:
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """A line for every name whose values differ, as in `seed: 0 -> 1`."""
     shown = [{name: _short(repr(run[name]), 200) for name in run} for run in (first, second)]
+    absent = "(absent)"
     return [
-        f"{name[:200]}: {shown[0].get(name, '(absent)')} -> {shown[1].get(name, '(absent)')}"
+        f"{one_line(name[:200])}: {shown[0].get(name, absent)} -> {shown[1].get(name, absent)}"
         for name in {**first, **second}
         if name not in first or name not in second or first[name] != second[name]
     ]

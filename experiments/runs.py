@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -118,6 +119,8 @@ def train(
       The report, as `evaluate` gives it. If the run diverged, it has no metrics, and states under
       `diverged` what happened.
     """
+    if not isinstance(preset, str | TrainConfig) or not isinstance(directory, str | os.PathLike):
+        raise ConfigError("preset must be a name or a TrainConfig, and directory a path")
     start = find_preset(preset).config if isinstance(preset, str) else preset
     path = storage_path(str(directory), "directory")
     call = f"experiments.train({start.preset!r}, {dict(options)}, directory={str(path)!r})"
@@ -246,7 +249,10 @@ def load_run(folder: str | Path, checkpoint: str | int = "best") -> RestoredRun:
         taken, and a note says so.
     """
     path, which = storage_path(str(folder)), str(checkpoint)
-    if not (which.isdecimal() and len(which) < 16) and which not in ("best", "latest"):
+    if not (which.isascii() and which.isdecimal() and len(which) < 16) and which not in (
+        "best",
+        "latest",
+    ):
         shown = repr(which[:40])
         raise ConfigError(f"checkpoint must be best, latest or the number of a step, got {shown}")
     with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
@@ -298,8 +304,8 @@ def features_of(
       folders: Where the data is.
       most: Of more images, a random part, always the same. Default: all images.
     """
-    if most is not None and most < 1:
-        raise ConfigError(f"most must be at least 1, or None for all images, got {most}")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ConfigError(f"most must be a whole number from 1, or None for all images, got {most}")
     return run.outputs(split_of(run.plan, split), folders, most)
 
 

@@ -19,6 +19,16 @@ def printable(text: str) -> str:
     return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def one_line(text: str) -> str:
+    """Text that is `printable`, with escapes for tabs and the ends of lines, too."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def has_controls(text: str) -> bool:
+    """Whether a name has control characters or ends of lines."""
+    return re.search("[\0-\x1f\x7f-\x9f\u2028\u2029]", text) is not None
+
+
 class Terminal:
     """A text stream that writes `printable` text, with escapes for what its encoding lacks."""
 

@@ -84,7 +84,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(arguments: list[str], unchanged: TextIO) -> int:
     logging.basicConfig(format="%(message)s")  # Before a library does, with prefixes.
+    if os.environ.get("COLUMNS", "").isdecimal() and int(os.environ["COLUMNS"]) < 40:
+        os.environ["COLUMNS"] = "40"  # The layout of help has no end below that.
     try:
+        _check_current_directory()
         _configure_jax()
         evaluates = arguments[:1] == ["evaluate"]
         with _explained():
@@ -111,6 +114,13 @@ def _main(arguments: list[str], unchanged: TextIO) -> int:
     except BrokenPipeError:  # The reader of a pipe, such as `head`, has ended.
         _drop_output()
         return 128 + signal.SIGPIPE
+
+
+def _check_current_directory() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise ExperimentError("the current directory is gone; change to another one") from error
 
 
 def _drop_output() -> None:

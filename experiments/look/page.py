@@ -6,7 +6,7 @@ import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
+from html import escape as escape_html
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +16,18 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
+from experiments.errors import ConfigError
 from experiments.reporting.markdown import format_value
 from experiments.reporting.style import INK, new_figure
-from experiments.storage import check_json, load_json, write_atomically, write_json, write_picture
+from experiments.storage import (
+    check_json,
+    is_remote,
+    load_json,
+    write_atomically,
+    write_json,
+    write_picture,
+)
+from experiments.terminal import one_line
 
 
 @dataclass
@@ -47,6 +56,11 @@ class Tile(NamedTuple):
     frame: str = "none"
     """The colour of a frame."""
     note: str = ""
+
+
+def escape(text: str) -> str:
+    """Text of others for the page, on one line."""
+    return escape_html(one_line(text))
 
 
 def draw_image(
@@ -166,6 +180,10 @@ def write_page(
     The texts are `title`, `summary` and `command`; the report is that of the run, if it has one.
     Pictures are part of the page's text. Those of an earlier call are deleted.
     """
+    if not is_remote(directory) and directory.is_symlink():
+        raise ConfigError(
+            f"{directory} is a link, and pictures are written into the run; remove it"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     files, sections = [], []
     for picture in pictures:

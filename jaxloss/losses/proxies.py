@@ -203,13 +203,14 @@ def _compared(
     With `sample_weights`, those of weight 0 are not in the mask.
     """
     features, labels, valid = checked_rows("features", features, labels, where)
-    if sample_weights is not None:
-        valid = valid & (weights_of_samples(sample_weights, labels.shape[0], features.dtype) != 0)
     proxies = checks.columns(
         "proxies", proxies, "d C", features.shape[1], f"`features` {features.shape}"
     )
     low = low_dtypes(features, proxies)
     features, proxies = widen(features, proxies)
+    if sample_weights is not None:
+        weights = weights_of_samples(sample_weights, labels.shape[0], features.dtype)
+        valid = valid & (weights != 0)
     if normalize:
         return cosines(features, proxies, low, valid), labels, proxies, valid
     products = product_with_columns(zero_invalid(features, valid), proxies, low)

@@ -361,7 +361,7 @@ def test_an_image_that_changes_while_it_is_read_is_stored_under_no_name(
 ODD_NAMES = {
     "long": "a" * 250,
     "long in three bytes": "画" * 83,
-    "lines": "a\nb\rc\u2028",
+    "another direction": "a\u202eb",
     "markup": "<b>a|b<i>`$x$`*[c](d)",
     "formats": "{0} %s {pets}",
     "dash": "--help",
@@ -385,7 +385,10 @@ def test_names_of_files_are_short_and_plain_whatever_the_folder_is_called(tmp_pa
     assert other.startswith("my_pets-")
 
 
-def test_a_folder_whose_path_is_not_utf8_is_refused(tmp_path):
+def test_a_folder_whose_path_is_no_plain_text_is_refused(tmp_path):
+    put(tmp_path / "a\n\x1b", COUNTS)
+    with pytest.raises(ExperimentError, match=r"a\\n\\x1b has control characters in its path"):
+        found(name_of(tmp_path / "a\n\x1b"))
     put(tmp_path / "pets", COUNTS).rename(tmp_path / os.fsdecode(b"caf\xe9"))
     with pytest.raises(ExperimentError, match=r"the folder /.*/caf\\xe9 is not UTF-8, which"):
         found(name_of(tmp_path / os.fsdecode(b"caf\xe9")))

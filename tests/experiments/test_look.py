@@ -44,6 +44,7 @@ from experiments.protocols.integration import IntegratedLoss
 from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
 from experiments.protocols.negative_margin import MarginEvaluation, NegativeMarginConfig
 from experiments.runs import RestoredRun, load_run, train_run
+from experiments.storage import write_json
 from tests.experiments.tiny_runs import TINY
 from tests.tolerances import FLOAT32
 
@@ -374,3 +375,22 @@ def test_text_of_the_page_is_escaped(tmp_path):
     texts |= {".//tbody//th": "mAP<", ".//title": "A<B"}
     assert {path: page.findtext(path) for path in texts} == texts
     assert [image.attrib["alt"] for image in page.iter("img")] == ['<b>. say "x" & y']
+
+
+def test_only_pictures_of_its_own_are_removed_and_no_link_is_followed(tmp_path):
+    """Text of others is text in the page."""
+    picture = Picture("map", "a\n<b>\x1b", "", (1.0, 1.0))
+    write_json(tmp_path / "look.json", {"old": {}, "../secret": {}})
+    for name in ("old.png", "mine.png", "../secret.png"):
+        (tmp_path / name).write_text("")
+    texts: Any = {"title": "a\u202eb", "summary": "", "command": ""}
+    write_page(tmp_path, [picture], [], **texts)
+    names = {path.name for path in tmp_path.glob("*.png")}
+    assert names == {"mine.png", "map.png"}
+    assert (tmp_path / "../secret.png").exists()
+    page = (tmp_path / "index.html").read_text()
+    assert "<title>a\\u202eb</title>" in page
+    assert r"a\n&lt;b&gt;\x1b" in page
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    with pytest.raises(ConfigError, match="link is a link"):
+        write_page(tmp_path / "link", [], [], **texts)

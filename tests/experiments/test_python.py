@@ -100,7 +100,7 @@ def test_of_a_large_split_a_part_suffices(trained, folders):
     assert experiments.load_run(trained[0], run.step).step == run.step
     whole = experiments.features_of(run, "validation", folders=folders)
     assert whole.class_names == load_labels("icons", "validation", **vars(folders))[1]
-    with pytest.raises(ConfigError, match=r"most must be at least 1, .*, got -5"):
+    with pytest.raises(ConfigError, match=r"most must be a whole number from 1, .*, got -5"):
         experiments.features_of(run, "validation", folders=folders, most=-5)
     part = experiments.features_of(run, "validation", folders=folders, most=60)
     assert len(part.features) == len(part.labels) == 60
@@ -278,3 +278,9 @@ def test_importing_the_experiments_imports_nothing_else():
     assert public <= {*names}
     with pytest.raises(AttributeError, match="no attribute 'trains'"):
         _ = experiments.trains  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_arguments_of_another_type_are_refused(tmp_path):
+    for preset, directory in ((None, tmp_path), ("icons", None), (5, tmp_path)):
+        with pytest.raises(ConfigError, match=r"preset must be a name .*, and directory a path"):
+            experiments.train(preset, directory=directory)  # pyright: ignore

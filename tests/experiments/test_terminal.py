@@ -67,6 +67,19 @@ def test_a_mistyped_option_is_a_line_without_the_colours_of_a_terminal(monkeypat
     assert capsys.readouterr().err.startswith("error: --steps: 'abc' is no whole number")
 
 
+def test_a_current_directory_that_is_gone_and_a_narrow_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "1")
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "folder", "--help"])
+    assert stop.value.code == 0
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["datasets", "folder:pets"]) == 2
+    line = "error: the current directory is gone; change to another one\n"
+    assert capsys.readouterr().err == line
+
+
 def test_text_of_others_is_text_in_markdown():
     hostile = "a\n\n# b <img src=x onerror=y> [c](javascript:d) ![e](f) \\<g> | \x1b[0m"
     safe = r"a # b \<img src=x onerror=y> \[c](javascript:d) !\[e](f) \\\<g> | \\x1b\[0m"

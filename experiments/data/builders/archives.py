@@ -32,7 +32,7 @@ import numpy as np
 
 from experiments.errors import ExperimentError
 from experiments.storage import regular
-from experiments.terminal import printable
+from experiments.terminal import one_line
 
 
 class MissingArchiveError(ExperimentError, FileNotFoundError):
@@ -68,8 +68,7 @@ def typed(value: object) -> str:
 
 def readable(path: Path) -> str:
     """A path in a message, with escapes for what is not UTF-8 or controls a terminal."""
-    text = printable(os.fsencode(path).decode("utf-8", "backslashreplace"))
-    return text.replace("\n", "\\n").replace("\t", "\\t")
+    return one_line(os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 
 @contextlib.contextmanager

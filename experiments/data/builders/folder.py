@@ -66,6 +66,7 @@ from experiments.storage import (
     storage_path,
     write_json,
 )
+from experiments.terminal import has_controls
 
 _log = logging.getLogger(__name__)
 
@@ -125,12 +126,14 @@ def parse(name: str) -> Named:
     if match and not os.path.exists(os.path.expanduser(text)):
         path, content = match.groups()
     found = {"size": "", "colour": ""}
-    patterns = r"\d+", "|".join([*ImageColor.colormap, "#[0-9a-f]{3}", "#[0-9a-f]{6}"])
+    patterns = "[0-9]+", "|".join([*ImageColor.colormap, "#[0-9a-f]{3}", "#[0-9a-f]{6}"])
     for option, pattern in 2 * tuple(zip(found, patterns, strict=True)):  # In any order.
         match = re.fullmatch(rf"(.*)@({pattern})", path, re.DOTALL | re.IGNORECASE)
         if match and not found[option] and not os.path.exists(os.path.expanduser(path)):
             path, found[option] = match[1], match[2].lower()
     path = storage_path(os.path.abspath(os.path.expanduser(path)), "the folder")
+    if has_controls(str(path)):
+        raise ConfigError(f"{readable(path)} has control characters in its path; rename it")
     return Named(path, found["size"], found["colour"], content)
 
 
@@ -400,10 +403,11 @@ def _examine(path: Path, background: str, stamp: tuple[int, ...]) -> tuple[_List
     if known is None or known.files != key.hexdigest():
         with _naming_all(listing):
             known = _measure(listing, files, background)._replace(files=key.hexdigest())
-        cache_folder("folders").mkdir(parents=True, exist_ok=True)
         facts = known._asdict() | {"sha256": _digest(known._asdict())}
-        for stem in (at_path, known.content):
-            write_json(cache_folder("folders") / f"{stem}.json", facts)
+        with contextlib.suppress(OSError):  # They only save time.
+            cache_folder("folders").mkdir(parents=True, exist_ok=True)
+            for stem in (at_path, known.content):
+                write_json(cache_folder("folders") / f"{stem}.json", facts)
     return _without_copies(listing, known.copies), known
 
 

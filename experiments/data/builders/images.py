@@ -22,6 +22,7 @@ from PIL import Image, ImageOps
 from experiments.data.builders.archives import DamagedArchiveError, load_pickle, readable
 from experiments.data.builders.readers import column, entries, pixels
 from experiments.storage import regular
+from experiments.terminal import has_controls
 
 Encoding = Literal["png", "jpeg"]
 
@@ -340,7 +341,7 @@ def class_name(folder: Path) -> str:
     except UnicodeEncodeError:
         problem = "is not UTF-8"
     else:
-        if not re.search("[\0-\x1f\x7f-\x9f\u2028\u2029]", folder.name):
+        if not has_controls(folder.name):
             return folder.name
         problem = "has several lines or control characters"
     raise DamagedArchiveError(
