@@ -85,7 +85,9 @@ def divided(function: Any = None, *, result: Result = "loss") -> Any:
       ... def contrastive_loss(features: Float[Array, "n d"], labels: Integer[Array, " n"], *,
       ...                      reduction="mean", axis_name=None):
       ...     pairs = compare(features, labels, similarity="negative_distance", axis_name=axis_name)
-      ...     near = lambda s, same, _: jnp.where(same, s**2, jnp.maximum(1 + s, 0) ** 2)
+      ...     def near(pair, _):
+      ...         s = pair.similarity
+      ...         return jnp.where(pair.same, s**2, jnp.maximum(1 + s, 0) ** 2)
       ...     (sums,) = pairs.statistics((), Statistic(SUM, near))
       ...     values = sums.positive + sums.negative
       ...     return pairs.reduce(values, jnp.ones_like(labels, bool), reduction=reduction)

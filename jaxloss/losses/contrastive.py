@@ -18,7 +18,7 @@ from jaxloss.pairs.fused import in_two_stages
 from jaxloss.pairs.metrics import Watched, contrastive_metrics, num_others, watched
 from jaxloss.pairs.queue import Queue
 from jaxloss.pairs.rows import Similarity
-from jaxloss.pairs.statistics import LOGSUMEXP, SUM, ByClass, Statistic, over_temperature
+from jaxloss.pairs.statistics import LOGSUMEXP, SUM, ByClass, Pair, Statistic, over_temperature
 
 
 @divided
@@ -156,14 +156,12 @@ def _against_negatives(sums: ByClass) -> Float[Array, " n"]:
     return softplus_of_gap_where(defined, sums.negative, sums.positive)
 
 
-def _overlap(similarities: Float[Array, "a b"], overlaps: Array, _: Array) -> Float[Array, "a b"]:
-    return overlaps.astype(similarities.dtype)
+def _overlap(pair: Pair, _: Array) -> Float[Array, "a b"]:
+    return pair.same.astype(pair.similarity.dtype)
 
 
-def _weighted_logit(
-    similarities: Float[Array, "a b"], overlaps: Array, temperature: Float[Array, ""]
-) -> Float[Array, "a b"]:
-    return overlaps.astype(similarities.dtype) * similarities / temperature
+def _weighted_logit(pair: Pair, temperature: Float[Array, ""]) -> Float[Array, "a b"]:
+    return pair.same.astype(pair.similarity.dtype) * pair.similarity / temperature
 
 
 def _of_negatives(first: tuple[ByClass, ...]) -> Float[Array, " *n"]:
@@ -172,12 +170,7 @@ def _of_negatives(first: tuple[ByClass, ...]) -> Float[Array, " *n"]:
     return jnp.where(sums.has_negative, sums.negative, 0)
 
 
-def _weighted_loss(
-    similarities: Float[Array, "a b"],
-    overlaps: Array,
-    temperature: Float[Array, ""],
-    of_negatives: Array,
-) -> Float[Array, "a b"]:
-    """Of a positive against the log-sum-exp of the negatives."""
-    losses = softplus(of_negatives - similarities / temperature)
-    return overlaps.astype(similarities.dtype) * losses
+def _weighted_loss(pair: Pair, temperature: Float[Array, ""]) -> Float[Array, "a b"]:
+    """Of a positive against the log-sum-exp of the anchor's negatives."""
+    losses = softplus(pair.anchor - pair.similarity / temperature)
+    return pair.same.astype(pair.similarity.dtype) * losses

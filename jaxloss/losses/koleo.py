@@ -11,6 +11,7 @@ from jaxloss.core.batch import AxisName, Reduction, reduce
 from jaxloss.core.checks import Number
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.rows import anchors_and_references, are_low, centered, scaled
+from jaxloss.pairs.statistics import similarity_of
 from jaxloss.pairs.visits import Sides, largest_of, rows_at
 
 
@@ -67,7 +68,7 @@ def koleo_loss(
     if are_low(features, None):
         rows, _ = scaled(*anchors_and_references(*given))
         sides = sides._replace(anchors=rows, similarity="negative_squared_distance_of_units")
-    nearest, positions = largest_of(sides, lambda similarities, *_: similarities)
+    nearest, positions = largest_of(sides, similarity_of)
     defined = valid & nearest.has_positive
     others = rows_at(positions.positive, anchors.features, axis_name)
     # From the rows themselves: a product would round the distance of near ones.

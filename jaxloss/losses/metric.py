@@ -18,7 +18,7 @@ from jaxloss.pairs.comparison import Comparison, compare
 from jaxloss.pairs.metrics import Watched, contrastive_metrics, watched
 from jaxloss.pairs.queue import Queue
 from jaxloss.pairs.rows import Similarity
-from jaxloss.pairs.statistics import LOGSUMEXP, PEAK, ByClass, Statistic, over_temperature
+from jaxloss.pairs.statistics import LOGSUMEXP, PEAK, ByClass, Pair, Statistic, over_temperature
 
 
 @divided
@@ -193,14 +193,9 @@ def multi_similarity_loss(
     return pairs.reduce(values, jnp.ones_like(sums.has_positive), sample_weights, reduction)
 
 
-def _multi_similarity_logit(
-    similarities: Float[Array, "a b"],
-    positives: Bool[Array, "a b"],
-    params: tuple[Array, ...],
-    _hardest: ByClass | None = None,
-) -> Float[Array, "a b"]:
+def _multi_similarity_logit(pair: Pair, params: tuple[Array, ...]) -> Float[Array, "a b"]:
     alpha, beta, threshold, _ = params
-    return (similarities - threshold) * jnp.where(positives, -alpha, beta)
+    return (pair.similarity - threshold) * jnp.where(pair.same, -alpha, beta)
 
 
 def _hardest(pairs: Comparison) -> ByClass:
@@ -210,20 +205,14 @@ def _hardest(pairs: Comparison) -> ByClass:
     return ByClass(hardest.negative, -hardest.positive)
 
 
-def _hardness(
-    similarities: Float[Array, "a b"], positives: Bool[Array, "a b"], _params: tuple[()]
-) -> Float[Array, "a b"]:
-    return jnp.where(positives, -similarities, similarities)
+def _hardness(pair: Pair, _params: tuple[()]) -> Float[Array, "a b"]:
+    return jnp.where(pair.same, -pair.similarity, pair.similarity)
 
 
-def _is_hard(
-    similarities: Float[Array, "a b"],
-    positives: Bool[Array, "a b"],
-    params: tuple[Array, ...],
-    hardest: ByClass,
-) -> Bool[Array, "a b"]:
+def _is_hard(pair: Pair, params: tuple[Array, ...]) -> Bool[Array, "a b"]:
     # The difference comes first: beside a large similarity, the margin would be lost.
-    gaps = jnp.where(positives, similarities - hardest.positive, hardest.negative - similarities)
+    s, hardest = pair.similarity, pair.anchor
+    gaps = jnp.where(pair.same, s - hardest.positive, hardest.negative - s)
     return ~(gaps >= params[3])  # A NaN is hard, so that it stays visible.
 
 
@@ -302,12 +291,8 @@ def circle_loss(
     return pairs.reduce(values, defined, sample_weights, reduction)
 
 
-def _circle_logit(
-    similarities: Float[Array, "a b"],
-    positives: Bool[Array, "a b"],
-    params: tuple[Array, Array],
-) -> Float[Array, "a b"]:
+def _circle_logit(pair: Pair, params: tuple[Array, Array]) -> Float[Array, "a b"]:
     margin, scale = params
-    signed = jnp.where(positives, 1 - similarities, similarities)  # 0 at best.
+    signed = jnp.where(pair.same, 1 - pair.similarity, pair.similarity)  # 0 at best.
     weights = lax.stop_gradient(jax.nn.relu(signed + margin))
     return scale * weights * (signed - margin)

@@ -19,6 +19,7 @@ from jaxloss.core.sharding import divided
 from jaxloss.pairs.queue import Queue, reference_rows
 from jaxloss.pairs.row_blocks import Pairs, over_row_blocks
 from jaxloss.pairs.rows import Rows, anchors_and_references, are_low, center_of, centered, scaled
+from jaxloss.pairs.statistics import Pair
 from jaxloss.pairs.visits import Sides, largest_of, rows_at
 
 Mining: TypeAlias = Literal["hard", "semihard", "all"]
@@ -184,16 +185,14 @@ def _hard(rule: _Rule, mined: Sides, anchors: Rows, references: Rows | None) -> 
         steps = jnp.where(defined[:, None], anchors.features - rows, 0)
         return _distances(jnp.sum(steps**2, axis=1), norms, rule.squared)
 
-    far, near = lax.map(jax.checkpoint(distance), jnp.stack(positions))
+    far, near = lax.map(jax.checkpoint(distance), jnp.stack(positions[:2]))
     # With a NaN in any row, tiles cannot tell which are farthest: it stays visible.
     gaps = far - near + jnp.sum(center - center)
     return _Triplets(rule.hinge(gaps + rule.margin), jnp.ones_like(gaps), defined)
 
 
-def _farthest_positive_and_nearest_negative(
-    similarities: Float[Array, "a b"], positives: Bool[Array, "a b"], _params: tuple[()]
-) -> Float[Array, "a b"]:
-    return jnp.where(positives, -similarities, similarities)
+def _farthest_positive_and_nearest_negative(pair: Pair, _params: tuple[()]) -> Float[Array, "a b"]:
+    return jnp.where(pair.same, -pair.similarity, pair.similarity)
 
 
 def _in_blocks(of_block: Callable[[_Rule, Pairs, _Lengths], tuple[Array, Array]]) -> _Mining:

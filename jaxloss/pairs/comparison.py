@@ -14,6 +14,7 @@ from jaxloss.core.batch import (
     AxisName,
     Reduction,
     checked_rows_of_any_labels,
+    comparable,
     first_position,
     gather,
     own_positions,
@@ -35,6 +36,7 @@ from jaxloss.pairs.rows import (
     Similarity,
     anchors_and_references,
     are_low,
+    center_of,
     scaled,
     similarities_of_rows,
 )
@@ -64,24 +66,19 @@ class Comparison(NamedTuple):
         return statistics_of(self.sides, *_checked(params, self.dtype, statistics))
 
     def given(self, numbers: Any) -> Comparison:
-        """Returns the same comparison, with numbers that the values of a sample's pairs depend on.
+        """Returns the same comparison, with other `numbers` of the samples.
 
         Args:
-          numbers: Floats `[n]`, or a pytree of them, such as statistics of another call. Values
-            and masks of all statistics get them as a fourth argument. They replace earlier ones.
+          numbers: As in `compare`, such as statistics of another call. They replace earlier ones.
         """
-        number = self.sides.anchors.valid.shape[0]
-        for leaf in jax.tree.leaves(numbers):
-            shape = checks.floating("numbers", leaf, "n").shape
-            if shape[0] != number:
-                raise ValueError(f"`numbers` must have shape [n] with n = {number}, got {shape}")
-        anchors = self.sides.anchors._replace(given=numbers)
+        anchors = self.sides.anchors
+        anchors = anchors._replace(numbers=_checked_numbers("numbers", numbers, anchors.valid))
         return self._replace(sides=self.sides._replace(anchors=anchors))
 
     def reduce(
         self,
         values: Float[Array, " n"],
-        counts: Bool[Array, " n"],
+        counts: Bool[Array, " n"] | None = None,
         sample_weights: Float[Array, " n"] | None = None,
         reduction: Reduction = "mean",
     ) -> Float[Array, ""] | Float[Array, " n"]:
@@ -89,7 +86,7 @@ class Comparison(NamedTuple):
 
         Args:
           values: Losses `[n]`.
-          counts: bool `[n]`, the samples for which the loss is defined.
+          counts: bool `[n]`, the samples for which the loss is defined; by default all.
           sample_weights, reduction: The common keywords of `jaxloss`.
         """
         return _reduced("features", self.sides, values, counts, sample_weights, reduction)
@@ -102,6 +99,11 @@ def compare(
     references: Float[Array, "m d"] | Queue | None = None,
     reference_labels: Integer[Array, " m"] | Real[Array, "m C"] | Bool[Array, "m C"] | None = None,
     reference_where: Bool[Array, " m"] | None = None,
+    numbers: Any = None,
+    reference_numbers: Any = None,
+    guide: Float[Array, "n e"] | None = None,
+    reference_guide: Float[Array, "m e"] | None = None,
+    guide_similarity: Similarity | None = None,
     similarity: Similarity = "cosine",
     where: Bool[Array, " n"] | None = None,
     block_size: int | None = None,
@@ -118,6 +120,12 @@ def compare(
         two classes.
       references, reference_labels, reference_where, block_size: The keywords of pairwise losses in
         `jaxloss`.
+      numbers: A pytree of arrays `[n]` that values depend on, as `pair.anchor`; without references,
+        those of the other row are `pair.reference`. Floats have gradients, integers have none.
+      reference_numbers: The same of the references, `[m]`.
+      guide, reference_guide: `[n, e]` and `[m, e]`, of which `pair.guide` is the similarity, such
+        as features of a teacher. They have no gradient.
+      guide_similarity: That of guides; by default `similarity`.
       similarity: Of a pair: `"cosine"`, `"inner"`, `"negative_squared_distance"` −‖x − y‖², or
         `"negative_distance"` −‖x − y‖, whose gradient is 0 at distance 0. In float32, distances
         below about 0.0014 times the norms of the centred rows are rounding error, and count as 0:
@@ -133,8 +141,9 @@ def compare(
       >>> def lifted_loss(features, labels, *, where=None, sample_weights=None, reduction="mean",
       ...                 axis_name=None):
       ...     pairs = compare(features, labels, where=where, axis_name=axis_name)
-      ...     hard = Statistic(LOGSUMEXP, lambda s, same, scale: scale * jnp.where(same, -s, s))
-      ...     (sums,) = pairs.statistics(8.0, hard)
+      ...     def logit(pair, scale):
+      ...         return scale * jnp.where(pair.same, -pair.similarity, pair.similarity)
+      ...     (sums,) = pairs.statistics(8.0, Statistic(LOGSUMEXP, logit))
       ...     counts = sums.has_positive & sums.has_negative
       ...     values = jax.nn.softplus(jnp.where(counts, sums.positive + sums.negative, 0))
       ...     return pairs.reduce(values, counts, sample_weights, reduction)
@@ -157,7 +166,74 @@ def compare(
     else:
         rows = anchors_and_references(*given)
         rows = scaled(*rows) if similarity == "cosine" else rows
-    return Comparison(Sides(*rows, compared, None, False, block_size, axis_name), dtype)
+    sides = Sides(*rows, compared, None, False, block_size, axis_name)
+    anchors = rows[0]._replace(numbers=_checked_numbers("numbers", numbers, valid))
+    if others is None:
+        for name, value in (
+            ("reference_numbers", reference_numbers),
+            ("reference_guide", reference_guide),
+        ):
+            if value is not None:
+                raise ValueError(f"`{name}` must come with `references`, which are missing")
+        sides = sides._replace(anchors=anchors)
+    else:
+        reference_numbers = _checked_numbers("reference_numbers", reference_numbers, others[2])
+        compared_with: Any = rows[1]
+        sides = sides._replace(
+            anchors=anchors, references=compared_with._replace(numbers=reference_numbers)
+        )
+    guides = _checked_guides(guide, reference_guide, "reference_guide", sides)
+    return Comparison(_guided(sides, guides, guide_similarity or similarity), dtype)
+
+
+def _checked_numbers(name: str, numbers: Any, valid: Bool[Array, " n"]) -> Any:
+    """Returns numbers of rows as arrays of JAX."""
+
+    def checked(leaf: Any) -> Array:
+        array = checks.as_array(name, leaf)
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            array = checks.integers(name, leaf, "n")
+        if array.shape != valid.shape:
+            raise ValueError(
+                f"`{name}` must have shape [n] with n = {valid.shape[0]}, got {array.shape}"
+            )
+        return array
+
+    return jax.tree.map(checked, numbers)
+
+
+def _checked_guides(guide: Any, other: Any, name: str, sides: Sides) -> tuple[Array, Array] | None:
+    """Returns the guides of anchors and of references."""
+    if guide is None and other is None:
+        return None
+    if guide is None or (other is None) != (sides.references is None):
+        missing = "guide" if guide is None else name
+        raise ValueError(f"`{missing}` is missing beside `{name if guide is None else 'guide'}`")
+    guide = checks.floating("guide", guide, "n e")
+    checks.same_rows("guide", guide, "features", sides.anchors.labels)
+    if sides.references is None:
+        return guide, guide
+    other = checks.floating(name, other, "m e")
+    checks.same_rows(name, other, "references", sides.references.labels)
+    checks.same_size(name, other, "m e", "e", guide.shape[1], f"`guide` {guide.shape}")
+    return guide, other
+
+
+def _guided(sides: Sides, guides: tuple[Array, Array] | None, similarity: Any) -> Sides:
+    """Returns the sides with guides, which are loaded once."""
+    if guides is None:
+        return sides
+    checks.choice("guide_similarity", similarity, get_args(Similarity))
+    rows = sides.anchors, sides.references or sides.anchors
+    own, other = lax.stop_gradient(widen(*guides))
+    if similarity in DISTANCES:
+        center = center_of(rows[1]._replace(features=other), sides.axis_name)[None, :]
+        own, other = own - center, other - center
+    load = l2_normalize if similarity == "cosine" else zero_invalid
+    own, other = load(own, rows[0].valid), load(other, rows[1].valid)
+    anchors, references = sides.anchors._replace(guide=own), sides.references
+    references = None if references is None else references._replace(guide=other)
+    return sides._replace(anchors=anchors, references=references, guided_by=similarity)
 
 
 def _checked(
@@ -173,8 +249,8 @@ def _checked(
             statistic.reduction, PairReduction
         ):
             raise TypeError(
-                "`statistics` must be of `Statistic(reduction, value)` with LOGSUMEXP, MAX, SUM or "
-                f"SOFTPLUS of `jaxloss.pairs`, got {statistic!r}"
+                "`statistics` must be of `Statistic(reduction, value)` with LOGSUMEXP, MAX, MIN, "
+                f"SUM or COUNT of `jaxloss.pairs`, got {statistic!r}"
             )
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params), statistics
 
@@ -202,6 +278,8 @@ class Towers(NamedTuple):
     own: Float[Array, " n"]
     """The similarity of each query and its own key."""
     similarity: Similarity
+    own_guide: Float[Array, " n"] | None = None
+    """The similarity of the guides of each query and its own key."""
 
     @property
     def dtype(self) -> Any:
@@ -221,8 +299,8 @@ class Towers(NamedTuple):
 
         Args:
           params: A pytree of numbers or float arrays that values depend on.
-          *statistics: Of `value(similarities, params)`; with `key_bias`, of
-            `value(similarities, params, key_bias)`.
+          *statistics: What to compute. `pair.anchor` is the query's, and `pair.reference` the
+            key's, in statistics of keys, too.
           of_keys: Whether to return those over the other queries of each key, too.
 
         Returns:
@@ -250,8 +328,13 @@ def compare_towers(
     keys: Float[Array, "m d"],
     *,
     ids: Integer[Array, " n"] | None = None,
+    key_ids: Integer[Array, " m"] | None = None,
     key_where: Bool[Array, " m"] | None = None,
-    key_bias: Float[Array, " m"] | None = None,
+    numbers: Any = None,
+    key_numbers: Any = None,
+    guide: Float[Array, "n e"] | None = None,
+    key_guide: Float[Array, "m e"] | None = None,
+    guide_similarity: Similarity | None = None,
     similarity: Similarity = "cosine",
     where: Bool[Array, " n"] | None = None,
     block_size: int | None = None,
@@ -267,10 +350,13 @@ def compare_towers(
         keys, as in `info_nce_loss`.
       ids: integers `[n]`. Pairs of different rows with equal ids are left out. A negative id equals
         no other.
+      key_ids: integers `[m]`, those of the keys. By default the first n keys have `ids`, and the
+        others equal none.
       key_where: bool `[m]`. False marks padding among the keys. A query whose own key is padding
         does not count.
-      key_bias: floats `[m]` that values depend on, such as −log q of a sampled key. They have
-        gradients.
+      numbers, key_numbers: Pytrees of arrays `[n]` and `[m]` that values depend on, such as −log q
+        of a sampled key. Floats have gradients.
+      guide, key_guide, guide_similarity: As in `compare`.
       similarity: As in `compare`.
       where, block_size, axis_name: Keywords of `jaxloss`. A row of `where=False` is neither query
         nor key.
@@ -283,8 +369,10 @@ def compare_towers(
       >>> import jax, jax.numpy as jnp
       >>> from jaxloss.pairs import LOGSUMEXP, Statistic, compare_towers
       >>> images, texts = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.array([[2.0, 1.0], [0.0, 3.0]])
-      >>> towers = compare_towers(images, texts, key_bias=jnp.array([0.0, 0.5]))
-      >>> logits = Statistic(LOGSUMEXP, lambda s, scale, bias: scale * s + bias)
+      >>> towers = compare_towers(images, texts, key_numbers=jnp.array([0.0, 0.5]))
+      >>> def logit(pair, scale):
+      ...     return scale * pair.similarity + pair.reference
+      >>> logits = Statistic(LOGSUMEXP, logit)
       >>> (others,) = towers.statistics(2.0, logits)
       >>> values = jax.nn.softplus(others - 2 * towers.own - jnp.array([0.0, 0.5]))
       >>> print(f"{towers.reduce(values):.4f}")
@@ -295,22 +383,21 @@ def compare_towers(
     keys = checks.key_features(keys, queries)
     valid = _mask(checks.row_mask(where, "queries", queries), queries)
     key_valid = _mask(checks.row_mask(key_where, "keys", keys, name="key_where", shape="m"), keys)
-    if key_bias is not None:
-        key_bias = checks.floating("key_bias", key_bias, "m")
-        checks.same_rows("key_bias", key_bias, "keys", keys)
+    numbers = _checked_numbers("numbers", numbers, valid)
+    key_numbers = _checked_numbers("key_numbers", key_numbers, key_valid)
     number, num_keys = queries.shape[0], keys.shape[0]
     positions = own_positions(number, axis_name)
     labels = positions
     if ids is not None:
         labels = checks.integers("ids", ids, "n")
         checks.same_rows("ids", labels, "queries", queries)
-        if num_keys > number and jnp.issubdtype(labels.dtype, jnp.unsignedinteger):
-            labels = _numbered(labels, axis_name)  # All their values may be ids, so none is free.
-        labels = jnp.where(labels < 0, -2 - positions.astype(labels.dtype), labels)
+    labels, key_labels = _labels(labels, key_ids, keys, ids is not None, axis_name)
+    # The own key of a query is left out, and no other row of one tower is a row of the other.
+    key_positions = ~own_positions(num_keys, axis_name)
+    if key_ids is not None:
+        key_positions = jnp.concatenate([positions, key_positions[number:]])
     valid = valid & key_valid[:number]
     key_valid = jnp.concatenate([valid, key_valid[number:]])
-    no_label = jnp.full(num_keys - number, -1).astype(labels.dtype)
-    key_labels = jnp.concatenate([labels, no_label])
 
     low, compared = low_dtypes(queries, keys), similarity
     if similarity == "cosine" and any(low):  # Unit vectors would not be exact in a low dtype.
@@ -328,16 +415,49 @@ def compare_towers(
         if similarity in ("cosine", "inner") and not any(low):
             (queries, keys), compared = loaded, "inner"
     sides = Sides(
-        Rows(queries, labels, valid, positions),
-        # None of them is that of a query: no row of one tower is a row of the other.
-        Rows(keys, key_labels, key_valid, ~own_positions(num_keys, axis_name), bias=key_bias),
+        Rows(queries, labels, valid, positions, numbers),
+        Rows(keys, key_labels, key_valid, key_positions, key_numbers),
         compared,
         (low[0], low[1]),
         True,
         block_size,
         axis_name,
     )
-    return Towers(sides, own, similarity)
+    guides = _checked_guides(guide, key_guide, "key_guide", sides)
+    sides, own_guide = _guided(sides, guides, guide_similarity or similarity), None
+    if sides.guided_by is not None:
+        both: Any = sides.anchors.guide, sides.references.guide  # pyright: ignore
+        own_guide = similarities_of_rows(sides.guided_by, both[0], both[1][:number])
+    return Towers(sides, own, similarity, own_guide)
+
+
+def _labels(
+    ids: Integer[Array, " n"],
+    key_ids: Any,
+    keys: Float[Array, "m d"],
+    have_ids: bool,
+    axis_name: AxisName | None,
+) -> tuple[Integer[Array, " n"], Integer[Array, " m"]]:
+    """Returns ids of queries and of keys. Negative and absent ones equal no other."""
+    further = keys.shape[0] - ids.shape[0]
+    if key_ids is not None:
+        if not have_ids:
+            raise ValueError("`ids` is missing beside `key_ids`")
+        key_ids = checks.integers("key_ids", key_ids, "m")
+        checks.same_rows("key_ids", key_ids, "keys", keys)
+        ids, key_ids = comparable(ids, key_ids)
+    if (further or key_ids is not None) and jnp.issubdtype(ids.dtype, jnp.unsignedinteger):
+        # All their values may be ids, so none is free.
+        both = ids if key_ids is None else jnp.concatenate([ids, key_ids])
+        both = _numbered(both, axis_name)
+        ids, key_ids = both[: ids.shape[0]], None if key_ids is None else both[ids.shape[0] :]
+    alone = ids
+    if have_ids:
+        positions = own_positions(ids.shape[0], axis_name).astype(ids.dtype)
+        alone = jnp.where(ids < 0, -2 - positions, ids)
+    if key_ids is not None:
+        return alone, jnp.where(key_ids < 0, -1, key_ids)
+    return alone, jnp.concatenate([alone, jnp.full(further, -1).astype(ids.dtype)])
 
 
 def _numbered(ids: Integer[Array, " n"], axis_name: AxisName | None) -> Int32[Array, " n"]:

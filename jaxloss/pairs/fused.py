@@ -5,10 +5,11 @@ r"""Visits that serve the value and the gradient at once, for losses of a known 
 once, for the value and for the gradient: 6n²d operations in place of 8n²d, and one way around a
 ring. Its backward pass multiplies by a number.
 
-**Two stages.** The given numbers can be a function `c = b(results)` of the results of a first
-stage, and the second stage can be sums, `u_i = Σ_j v(s_ij, o_ij, c_i)`. By two calls, the backward
-pass visits the tiles twice, because the first stage waits for the cotangents of c. But those are
-the cotangent of u_i times the slope `Σ_j ∂v_ij/∂c_i`, which is another sum of the second stage.
+**Two stages.** The numbers of the anchors can be a function `c = b(results)` of the results of a
+first stage, and the second stage can be sums, `u_i = Σ_j v(s_ij, o_ij, c_i)`. By two calls, the
+backward pass visits the tiles twice, because the first stage waits for the cotangents of c. But
+those are the cotangent of u_i times the slope `Σ_j ∂v_ij/∂c_i`, which is another sum of the second
+stage.
 With the slopes from the forward pass, one visit serves both stages: with symmetry, 5n²d operations
 in place of 8n²d.
 """
@@ -28,7 +29,7 @@ from jaxloss.core.batch import vary_alike
 from jaxloss.core.blocks import in_blocks, joined
 from jaxloss.core.logsumexp import Part
 from jaxloss.pairs.rows import Rows
-from jaxloss.pairs.statistics import ByClass, Params, Statistic
+from jaxloss.pairs.statistics import ByClass, Pair, Params, Parts, Statistic
 from jaxloss.pairs.tiles import Loaded, Plan, State, nothing, reduced, results_of, tile_of
 from jaxloss.pairs.visits import (
     Found,
@@ -78,9 +79,9 @@ def in_two_stages(
     between: Callable[[tuple[ByClass, ...]], Array],
     second: tuple[Statistic, ...],
 ) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...]]:
-    """Returns `first`, and statistics of `SUM` whose given number of an anchor is `between(first)`.
+    """Returns `first`, and statistics of `SUM` whose number of an anchor is `between(first)`.
 
-    The function `between` works element by element. The anchors have no given numbers of their own.
+    The function `between` works element by element. The rows have no numbers of their own.
     """
     plan, *arguments = prepared(sides, params, first)
     results = _two_stages(plan, between, second, *arguments)
@@ -113,7 +114,7 @@ def _weighted_forward(
     weights: Float[Array, "k a"],
 ) -> tuple[tuple[Float[Array, ""], tuple[ByClass, ...]], Any]:
     """Returns the results, and the gradients of the sum."""
-    factors = (ByClass(*(Part(jnp.zeros_like(weights), weights),) * 2),)
+    factors = (Parts(*(Part(jnp.zeros_like(weights), weights),) * 2),)
     own, others = both_loaded(plan, center, anchors, references)
 
     def visit(
@@ -156,8 +157,8 @@ def _two_stages(
     references: Rows | None,
 ) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...]]:
     (first, _), residuals = forward(plan, params, center, anchors, references)
-    anchors = anchors._replace(given=between(first))
-    plan = plan._replace(statistics=second)
+    anchors = anchors._replace(numbers=between(first))
+    plan = plan._replace(statistics=second, by_row=True)
     (later, _), _ = forward(plan, params, center, anchors, references, residuals.kept)
     return first, later
 
@@ -172,8 +173,8 @@ def _two_stages_forward(
     references: Rows | None,
 ) -> tuple[Any, Any]:
     (first, _), before = forward(plan, params, center, anchors, references)
-    anchors = anchors._replace(given=between(first))
-    plan = plan._replace(statistics=(*second, *map(_slope, second)))
+    anchors = anchors._replace(numbers=between(first))
+    plan = plan._replace(statistics=(*second, *map(_slope, second)), by_row=True)
     (later, _), residuals = forward(plan, params, center, anchors, references, before.kept)
     states = ((*before.states[0], *residuals.states[0][: len(second)]), None)
     later, slopes = later[: len(second)], later[len(second) :]
@@ -189,23 +190,27 @@ def _two_stages_backward(
 ) -> Any:
     residuals, first, slopes = residuals  # pyright: ignore
     of_first, of_second = cotangents
-    products = jax.tree.map(jnp.multiply, of_second, slopes)
-    (through_given,) = jax.vjp(between, first)[1](sum(jax.tree.leaves(products)))
-    cotangents = (*jax.tree.map(jnp.add, of_first, through_given), *of_second)
-    both = plan._replace(statistics=(*plan.statistics, *second), without_given=len(plan.statistics))
+    products = jax.tree.map(jnp.multiply, of_second, slopes)  # 0 of what has no gradient.
+    (through_numbers,) = jax.vjp(between, first)[1](sum(jax.tree.leaves(products)))
+    cotangents = (*jax.tree.map(jnp.add, of_first, through_numbers), *of_second)
+    both = plan._replace(
+        statistics=(*plan.statistics, *second), by_row=True, num_alike=len(plan.statistics)
+    )
     gradients = backward(both, residuals, (cotangents, None))  # pyright: ignore
     d_params, d_center, d_anchors, d_references = gradients
-    return d_params, d_center, d_anchors._replace(given=None), d_references
+    return d_params, d_center, d_anchors._replace(numbers=None), d_references
 
 
 _two_stages.defvjp(_two_stages_forward, _two_stages_backward)
 
 
 def _slope(statistic: Statistic) -> Statistic:
-    """Returns the sum of the derivatives by the given numbers."""
+    """Returns the sum of the derivatives by the numbers of the anchors."""
 
-    def value(similarities: Array, overlaps: Array, params: Any, given: Array) -> Array:
-        of_given = partial(statistic.value, similarities, overlaps, params)
-        return jax.jvp(of_given, (given,), (jnp.ones_like(given),))[1]
+    def value(pair: Pair, params: Any) -> Array:
+        def of_number(anchor: Array) -> Array:
+            return statistic.value(Pair(pair.similarity, {**pair.known, "anchor": anchor}), params)
+
+        return jax.jvp(of_number, (pair.anchor,), (jnp.ones_like(pair.anchor),))[1]
 
     return statistic._replace(value=value)

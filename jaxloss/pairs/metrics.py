@@ -10,7 +10,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float
 
 from jaxloss.core.batch import sum_over
-from jaxloss.pairs.statistics import PEAK, SUM, ByClass, Statistic
+from jaxloss.pairs.statistics import COUNT, PEAK, SUM, ByClass, Pair, Statistic, similarity_of
 from jaxloss.pairs.visits import Sides
 
 
@@ -44,17 +44,11 @@ class Watched(NamedTuple):
 
 
 def watched(
-    logits: Callable[..., Float[Array, "a b"]], mask: Callable[..., Any] | None = None
+    logits: Callable[[Pair, Any], Float[Array, "a b"]], mask: Callable[..., Any] | None = None
 ) -> tuple[Statistic, Statistic, Statistic]:
     """Returns the statistics of `Watched`, for logits of statistics with this mask."""
 
-    def similarity(similarities: Float[Array, "a b"], *_: Any) -> Float[Array, "a b"]:
-        return similarities
-
-    def one(similarities: Float[Array, "a b"], *_: Any) -> Float[Array, "a b"]:
-        return jnp.ones_like(similarities)
-
-    values = ((PEAK, logits), (SUM, similarity), (SUM, one))
+    values = ((PEAK, logits), (SUM, similarity_of), (COUNT, similarity_of))
     largest, total, number = (
         Statistic(reduction, value, mask, is_smooth=True, has_gradient=False)
         for reduction, value in values

@@ -33,10 +33,10 @@ class Rows(NamedTuple):
     positions: Int32[Array, " n"]
     """From 0 on, over all devices. Those of references that are no anchors are -1, -2, and so on: a
     reference at the position of the anchor is the anchor itself, and left out."""
-    given: Any = None
-    """A pytree of float arrays `[n]` that the values of an anchor's pairs depend on."""
-    bias: Float[Array, " n"] | None = None
-    """Numbers of references that the values of their pairs depend on."""
+    numbers: Any = None
+    """A pytree of arrays `[n]` that the values of pairs depend on."""
+    guide: Float[Array, "n e"] | None = None
+    """Loaded as `similarities_of_rows` takes them, relative to a center for distances."""
 
 
 def similarities_of_rows(

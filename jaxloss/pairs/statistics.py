@@ -4,28 +4,31 @@ The pairs of a tile are reduced to a part, and two parts merge. The parts of the
 have a peak p and a total t. Another may have more numbers: any named tuple of arrays with a `peak`
 will do.
 
-============  ===========  ================  ==================================================
-reduction     p            t                 merged
-============  ===========  ================  ==================================================
-`LOGSUMEXP`   `max_j v`    `Σ_j e^(v − p)`   as in `logsumexp`; `p = 0` for values of small bound
-`MAX`         `max_j v`    its position      larger p; its t, or the smaller of both
-`SUM`         0            `Σ_j v`           the sum of t
-`SOFTPLUS`    0            `Σ log(1 + e^v)`  the sum of t
-============  ===========  ================  ==================================================
+============  ==============  ================  =============================================
+reduction     p               t                 merged
+============  ==============  ================  =============================================
+`LOGSUMEXP`   `max_j v`       `Σ_j e^(v − p)`   as in `logsumexp`
+`MAX`         `max_j v`       its position      larger p; its t, or the smaller of both
+`MIN`         `max_j −v`      its position      as `MAX`
+`SUM`         0               `Σ_j v`           the sum of t
+`COUNT`       0               `Σ_j 1`           the sum of t
+============  ==============  ================  =============================================
+
+Without a pair, p is -inf. Sums of small exponentials have p = 0, too.
 
 The derivative of the result by a value is the share of the pair, divided by t for the first:
 
-============  ==========================================
-`LOGSUMEXP`   `e^(v_ij − p_i) / t_i`
-`MAX`         1 at the position of the largest, and else 0
-`SUM`         1
-`SOFTPLUS`    `1 / (1 + e^(−v_ij))`
-============  ==========================================
+==============  ==================================================
+`LOGSUMEXP`     `e^(v_ij − p_i) / t_i`
+`MAX`, `MIN`    1 at the position of the largest or smallest, else 0
+`SUM`           1
+==============  ==================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
@@ -40,21 +43,76 @@ Params: TypeAlias = Any
 """A pytree of float arrays that a statistic depends on, such as a temperature."""
 
 
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """The pairs of a tile, as a value or a mask gets them: arrays that work element by element.
+
+    What was not passed to the comparison is an error.
+    """
+
+    similarity: Float[Array, "a b"]
+    """Of the two rows."""
+    known: Mapping[str, Any]
+    """What there is of the others, by name."""
+
+    @property
+    def same(self) -> Bool[Array, "a b"] | Float[Array, "a b"]:
+        """Whether the two rows are of one class; of multi-hot targets, the Jaccard overlap."""
+        return self._of("same", "keys have no class: pairs of equal `ids` are left out")
+
+    @property
+    def anchor(self) -> Any:
+        """The numbers of the anchor, or of the query: each of `[a, 1]` or `[1, b]`."""
+        return self._of("anchor", "pass `numbers`")
+
+    @property
+    def reference(self) -> Any:
+        """The numbers of the reference, or of the key: each of `[a, 1]` or `[1, b]`."""
+        return self._of(
+            "reference", "pass `numbers`, of references `reference_numbers`, of keys `key_numbers`"
+        )
+
+    @property
+    def guide(self) -> Float[Array, "a b"]:
+        """The similarity of the guides of the two rows. It has no gradient."""
+        return self._of("guide", "pass `guide`, with `reference_guide` or `key_guide`")
+
+    @property
+    def own(self) -> Any:
+        """The numbers of the row whose statistic it is: in statistics of keys, those of the key."""
+        return self._of("own", "pass `numbers`")
+
+    def _of(self, name: str, hint: str) -> Any:
+        found = self.known.get(name)
+        if found is None:
+            raise ValueError(f"`pair.{name}` is not known here: {hint}")
+        return found
+
+
 class ByClass(NamedTuple):
     """A statistic of each anchor over the references of its own class and of other classes."""
 
     positive: Any
     negative: Any
+    exists: Any = None
+    """Floats of both: 1 if the anchor has such a pair, else 0."""
 
     @property
     def has_positive(self) -> Bool[Array, " *n"]:
-        """Whether the anchor has a pair of its own class that counts; always true of sums."""
-        return self.positive != -jnp.inf
+        """Whether the anchor has a pair of its own class that counts."""
+        return self.exists[0] > 0
 
     @property
     def has_negative(self) -> Bool[Array, " *n"]:
-        """Whether the anchor has a pair of two classes that counts; always true of sums."""
-        return self.negative != -jnp.inf
+        """Whether the anchor has a pair of two classes that counts."""
+        return self.exists[1] > 0
+
+
+class Parts(NamedTuple):
+    """What tiles know of a statistic of each anchor, over both kinds of references."""
+
+    positive: Any
+    negative: Any
 
 
 class PairReduction(NamedTuple):
@@ -71,29 +129,33 @@ class PairReduction(NamedTuple):
     """`(values, used, marks, positions)` to the derivatives by the values, which divisors divide.
     Values that are not used may be of any size."""
     empty: Callable[[Array], Any]
-    """Zeros to the part of no pair."""
+    """Zeros to the part of no pair, whose peak is -inf."""
     mark: Callable[[Any], Array] | None = None
     """What the share of a pair depends on: the peak, or the position of the largest value."""
     divisor: Callable[[Any], Array] | None = None
     """What the shares are divided by."""
+    has_gradient: bool = True
+    exists: Callable[[Any], Array] = lambda part: part.peak != -jnp.inf
+    """A part to whether it has a pair."""
+
+
+def similarity_of(pair: Pair, _params: Params) -> Float[Array, "a b"]:
+    """A value: the similarity."""
+    return pair.similarity
 
 
 class Statistic(NamedTuple):
-    """A reduction of `value(similarities, same, params)` over the pairs of each anchor.
-
-    The value is computed element by element. `same` tells whether a pair is of one class: a bool
-    for class indices, and for multi-hot targets the Jaccard overlap of the two sets of classes, a
-    float that is 0 for none. Numbers that are given for each anchor are a fourth argument.
-    """
+    """A reduction of `value(pair, params)` over the pairs of each anchor. See `Pair`."""
 
     reduction: PairReduction
-    """`LOGSUMEXP`, `MAX`, `SUM` or `SOFTPLUS`."""
-    value: Callable[..., Float[Array, "a b"]]
-    """Of each pair that counts. It may be infinite or have no derivative for the others."""
-    mask: Callable[..., Bool[Array, "a b"]] | None = None
-    """Which pairs count, a function of the same arguments; by default all of them. It must leave
-    out a pair whose derivative is NaN or infinite, even if the loss does not use what is found of
-    its anchor: the gradient would be 0 · NaN or 0 · ∞, which is NaN."""
+    """`LOGSUMEXP`, `MAX`, `MIN`, `SUM` or `COUNT`."""
+    value: Callable[[Pair, Params], Float[Array, "a b"]] = similarity_of
+    """Of each pair that counts, element by element; by default the similarity. It may be infinite
+    or have no derivative for the others."""
+    mask: Callable[[Pair, Params], Bool[Array, "a b"]] | None = None
+    """Which pairs count; by default all of them. It must leave out a pair whose derivative is
+    NaN or infinite, even if the loss does not use what is found of its anchor: the gradient
+    would be 0 · NaN or 0 · ∞, which is NaN."""
     bound: float | None = None
     """A number that is never below the absolute value. A small Python number saves a `LOGSUMEXP`
     its peaks; a wrong one overflows."""
@@ -102,7 +164,12 @@ class Statistic(NamedTuple):
     of an anchor with itself, and of padding. It saves the engine to replace their similarities."""
     has_gradient: bool = True
     """Whether the result has a gradient. One that only informs, such as an accuracy, costs less
-    without: the gradient of a loss then leaves it out."""
+    without: the gradient of a loss then leaves it out. `COUNT` has none."""
+
+
+def has_gradient(statistic: Statistic) -> bool:
+    """Returns whether a statistic is in the gradient of a loss."""
+    return statistic.has_gradient and statistic.reduction.has_gradient
 
 
 def reduction_of(statistic: Statistic) -> PairReduction:
@@ -184,9 +251,25 @@ def _sum_of(function: Callable[[Array, Array], Array]) -> Any:
         values: Array, masks: tuple[Array, ...], axis: int, _positions: Array
     ) -> tuple[Part, ...]:
         totals = [jnp.sum(function(values, mask), axis=axis) for mask in masks]
-        return tuple(Part(jnp.zeros_like(total), total) for total in totals)
+        peaks = [jnp.where(jnp.any(mask, axis=axis), 0, -jnp.inf) for mask in masks]
+        return tuple(
+            Part(peak.astype(total.dtype), total) for peak, total in zip(peaks, totals, strict=True)
+        )
 
     return reduce
+
+
+def _reduce_small(
+    values: Array, masks: tuple[Array, ...], axis: int, _positions: Array
+) -> tuple[Part, ...]:
+    totals = [jnp.sum(jnp.where(mask, jnp.exp(values), 0), axis=axis) for mask in masks]
+    return tuple(Part(jnp.zeros_like(total), total) for total in totals)
+
+
+def _reduce_min(
+    values: Array, masks: tuple[Array, ...], axis: int, positions: Array
+) -> tuple[Part, ...]:
+    return _reduce_max(-values, masks, axis, positions)
 
 
 LOGSUMEXP = PairReduction(
@@ -211,6 +294,8 @@ MAX = PairReduction(
 
 Of equal values, the first has the gradient. Which are equal after rounding may depend on the tiles.
 """
+MIN = MAX._replace(reduce=_reduce_min, result=lambda part: -part.peak)
+"""The smallest value; inf for no pair. Otherwise as `MAX`."""
 LARGEST = MAX._replace(reduce=_reduce_max_of_exact, result=lambda part: part)
 """`MAX` with its position as the total, without a gradient, of similarities or their negatives.
 
@@ -224,20 +309,27 @@ PEAK = MAX._replace(
 """`MAX` without its position, and without a gradient. `LOGSUMEXP` has it for nothing."""
 SUM = PairReduction(
     _sum_of(lambda values, mask: jnp.where(mask, values, 0)),
-    lambda a, b: Part(a.peak, a.total + b.total),
+    lambda a, b: Part(jnp.maximum(a.peak, b.peak), a.total + b.total),
     lambda part: part.total,
     lambda values, *_: jnp.ones_like(values),
-    empty=lambda zeros: Part(zeros, zeros),
+    empty=lambda zeros: Part(zeros - jnp.inf, zeros),
 )
 """`Σ v`; 0 for no pair."""
 SOFTPLUS = SUM._replace(
     reduce=_sum_of(lambda values, mask: softplus(jnp.where(mask, values, -jnp.inf))),
     share=lambda values, used, *_: lax.logistic(jnp.where(used, values, 0)),
 )
-"""`Σ log(1 + e^v)`; 0 for no pair."""
+"""`Σ log(1 + e^v)`: as `SUM` of a softplus, for which XLA for CPUs needs 1.5 times as long."""
+COUNT = SUM._replace(
+    reduce=_sum_of(lambda values, mask: mask.astype(values.dtype)), has_gradient=False
+)
+"""The number of pairs, as a float. It has no gradient."""
 _LOGSUMEXP_OF_SMALL = SUM._replace(
-    reduce=_sum_of(lambda values, mask: jnp.where(mask, jnp.exp(values), 0)),
+    reduce=_reduce_small,
+    merge=lambda a, b: Part(a.peak, a.total + b.total),
     result=lambda part: jnp.log(part.total),
+    empty=lambda zeros: Part(zeros, zeros),
+    exists=lambda part: part.total != 0,  # Also of a NaN.
     share=lambda values, used, *_: jnp.exp(jnp.where(used, values, 0)),
     divisor=lambda part: part.total,
 )
@@ -248,8 +340,6 @@ derivative has, is in the range of float32, too. A pair has one exponential for 
 """
 
 
-def over_temperature(
-    similarities: Float[Array, "a b"], _same: Array, temperature: Float[Array, ""]
-) -> Float[Array, "a b"]:
+def over_temperature(pair: Pair, temperature: Float[Array, ""]) -> Float[Array, "a b"]:
     """A value: `s / T`."""
-    return similarities / temperature
+    return pair.similarity / temperature

@@ -7,9 +7,10 @@ themselves serves block J, too, along its columns.
 **Backward.** Let g_i be the cotangent of a statistic. `factors_of` turns it into `f = g / t` (or
 `f = g`). The cotangents `f_i share_ij` of the values of a tile are pulled back through `v(s)` to
 `D_ij = Σ_statistics f_i share_ij ∂v_ij/∂s_ij`. A tile that serves both of its sides has the same
-values for both, so the cotangents `f_i share_ij + f_j share_ji` are pulled back at once. With given
-numbers, its values differ: `v(s_ij, o_ij, c_i)` for one side, and `v(s_ij, o_ij, c_j)` for the
-other. Each side is then pulled back by itself, to the similarities and to the given numbers. Then
+values for both, so the cotangents `f_i share_ij + f_j share_ji` are pulled back at once. With
+numbers of the rows, its values differ: `v(s_ij, o_ij, c_i, c_j)` for one side, and `v(s_ij, o_ij,
+c_j, c_i)` for the other. Each side is then pulled back by itself, to the similarities and to the
+numbers. Then
 
 - for `s = x_i · x_j`: `X_I` gets the gradient `D X_J`, and `X_J` gets `Dᵀ X_I`;
 - for `s = −‖x_i − x_j‖²`, since `∂s/∂x_i = 2 (x_j − x_i)`: `X_I` gets `2 (D X_J − (D 1) X_I)`, and
@@ -39,8 +40,16 @@ from jaxloss.core.linear import (
 )
 from jaxloss.core.logsumexp import Part
 from jaxloss.core.products import Low, rounded, row_products, times, wide_product
-from jaxloss.pairs.rows import DISTANCES, Compared, Rows
-from jaxloss.pairs.statistics import ByClass, Params, Statistic, reduction_of
+from jaxloss.pairs.rows import DISTANCES, Compared, Rows, Similarity
+from jaxloss.pairs.statistics import (
+    ByClass,
+    Pair,
+    Params,
+    Parts,
+    Statistic,
+    has_gradient,
+    reduction_of,
+)
 
 _OF_UNITS = ("cosine", "negative_squared_distance_of_units")
 
@@ -60,8 +69,12 @@ class Plan(NamedTuple):
     """In which low dtype the anchors are multiplied, and the references; None for the wide one."""
     of_towers: bool
     """Whether pairs of one label do not count. Then values do not depend on the labels."""
-    without_given: int = 0
-    """How many statistics, the first ones, take no given numbers although there are some."""
+    by_row: bool = False
+    """Whether the values of a pair differ between the statistics of its two rows."""
+    num_alike: int = 0
+    """How many statistics, the first ones, have values that do not differ, even so."""
+    guided_by: Similarity | None = None
+    """The similarity of guides, if there are any."""
 
     @property
     def is_low(self) -> bool:
@@ -71,17 +84,17 @@ class Plan(NamedTuple):
     def with_gradient(self, found: Any) -> Any:
         """Returns what is found of each statistic without those that have no gradient."""
         pairs = zip(self.statistics, found, strict=True)
-        return tuple(one for statistic, one in pairs if statistic.has_gradient)
+        return tuple(one for statistic, one in pairs if has_gradient(statistic))
 
     def of_gradient(self) -> Plan:
         """Returns the plan of the backward pass."""
         return self._replace(
             statistics=self.with_gradient(self.statistics),
-            without_given=sum(one.has_gradient for one in self.statistics[: self.without_given]),
+            num_alike=sum(map(has_gradient, self.statistics[: self.num_alike])),
         )
 
 
-State: TypeAlias = tuple[ByClass, ...]
+State: TypeAlias = tuple[Parts, ...]
 """A `Part` of arrays `[blocks, size]` for each statistic and side."""
 States: TypeAlias = tuple[State, State | None]
 """Of the anchors, and of the references if they have statistics."""
@@ -96,10 +109,10 @@ class Tile(NamedTuple):
     used: Bool[Array, "a b"]
     overlaps: Bool[Array, "a b"] | Float[Array, "a b"]
     positions: tuple[Int32[Array, " a"], Int32[Array, " b"]]
-    given: tuple[Any, Any]
-    """Of the references and of the anchors: the numbers of the rows that do not change along an
-    axis are at its place."""
-    bias: Float[Array, "1 b"] | None
+    numbers: tuple[Any, Any]
+    """Of the anchors `[a]` and of the references `[b]`."""
+    guide: Float[Array, "a b"] | None
+    """The similarities of the guides."""
     norms: tuple[Float[Array, " a"], Float[Array, " b"]] | None
     """As in `Loaded`."""
 
@@ -152,9 +165,9 @@ def tile_of(
     if similarities is None:
         similarities = _similarities(plan, own, other, norms)
     overlaps = _overlaps(a.labels, b.labels, similarities.dtype)
-    positions, given = (a.positions, b.positions), (b.given, a.given)
-    bias = None if b.bias is None else b.bias[None, :]
-    return Tile(own, other, similarities, used, overlaps, positions, given, bias, norms)
+    positions, numbers = (a.positions, b.positions), (a.numbers, b.numbers)
+    guide = _similarities_of_guides(plan, a, b)
+    return Tile(own, other, similarities, used, overlaps, positions, numbers, guide, norms)
 
 
 def _load(plan: Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[Array, " *k a d"]:
@@ -212,6 +225,22 @@ def _similarities(
     return lax.optimization_barrier(similarities) if on_cpu() else similarities
 
 
+def _similarities_of_guides(plan: Plan, anchors: Rows, references: Rows) -> Array | None:
+    """Returns those of loaded guides, which are relative to a center for distances."""
+    if plan.guided_by is None:
+        return None
+    guides: Any = anchors.guide, references.guide
+    own, other = (lax.stop_gradient(guide).astype(plan.dtype) for guide in guides)
+    products = row_products(own, other)
+    if plan.guided_by in ("cosine", "inner"):
+        return products
+    norms = jnp.sum(own**2, axis=1), jnp.sum(other**2, axis=1)
+    similarities = negative_squared_distances(products, *norms)
+    if plan.guided_by == "negative_distance":
+        similarities = -distances_of_squares(-similarities, norms[0][:, None])
+    return similarities
+
+
 # Statistics ----
 
 
@@ -219,22 +248,22 @@ def nothing(plan: Plan, rows: Rows) -> State:
     """Returns the statistics over no pair, of rows in blocks."""
     zeros = jnp.zeros_like(rows.valid, plan.dtype)
     empty = [reduction_of(statistic).empty(zeros) for statistic in plan.statistics]
-    return tuple(ByClass(part, part) for part in empty)
+    return tuple(Parts(part, part) for part in empty)
 
 
 def reduced(plan: Plan, params: Params, tile: Tile, axis: int) -> State:
     """Reduces a tile along an axis; the anchors are along the other one."""
 
-    def reduce(k: int) -> ByClass:
+    def reduce(k: int) -> Parts:
         reduction = reduction_of(plan.statistics[k])
         used = _used(plan, k, tile, axis, params)
         similarities = _of_pairs_that_count(plan, k, tile, used)
-        values = _values(plan, k, tile, axis)(similarities, params, *_numbers(tile, axis))
+        values = _values(plan, k, tile, axis)(similarities, params, tile.numbers)
         if plan.of_towers:
             (negative,) = reduction.reduce(values, (used,), axis, tile.positions[axis])
-            return ByClass(reduction.empty(jnp.zeros_like(negative.peak)), negative)
+            return Parts(reduction.empty(jnp.zeros_like(negative.peak)), negative)
         masks = used & tile.positives, used & ~tile.positives
-        return ByClass(*reduction.reduce(values, masks, axis, tile.positions[axis]))
+        return Parts(*reduction.reduce(values, masks, axis, tile.positions[axis]))
 
     return tuple(map(reduce, range(len(plan.statistics))))
 
@@ -242,44 +271,53 @@ def reduced(plan: Plan, params: Params, tile: Tile, axis: int) -> State:
 def merged(plan: Plan, old: State, new: State) -> State:
     """Returns the statistics over the references of both."""
     return tuple(
-        ByClass(*map(reduction_of(statistic).merge, *parts))
+        Parts(*map(reduction_of(statistic).merge, *parts))
         for statistic, *parts in zip(plan.statistics, old, new, strict=True)
     )
 
 
 def results_of(plan: Plan, state: State) -> tuple[ByClass, ...]:
     """Returns the statistics from their parts."""
-    return tuple(
-        ByClass(*map(reduction_of(statistic).result, parts))
-        for statistic, parts in zip(plan.statistics, state, strict=True)
+
+    def found(statistic: Statistic, parts: Parts) -> ByClass:
+        reduction = reduction_of(statistic)
+        exists = tuple(reduction.exists(part).astype(plan.dtype) for part in parts)
+        return ByClass(reduction.result(parts.positive), reduction.result(parts.negative), exists)
+
+    return tuple(map(found, plan.statistics, state))
+
+
+def _pair(plan: Plan, tile: Tile, axis: int, similarities: Array, numbers: tuple[Any, Any]) -> Pair:
+    """Returns what values of the statistics along an axis are computed from.
+
+    If the anchors are their own references, those of the columns are the anchors along the axis 0.
+    """
+    rows, columns = (
+        jax.tree.map(partial(jnp.expand_dims, axis=1 - k), of) for k, of in enumerate(numbers)
     )
-
-
-def _numbers(tile: Tile, axis: int) -> tuple[Any, Any]:
-    """Returns what is given of the anchors along an axis, and of the references."""
-    return tile.given[axis], tile.bias
+    anchor, reference = (columns, rows) if axis == 0 and not plan.of_references else (rows, columns)
+    own = anchor if axis == 1 or not plan.of_references else reference
+    same = None if plan.of_towers else tile.overlaps
+    known = {"same": same, "anchor": anchor, "reference": reference, "own": own}
+    return Pair(similarities, known | {"guide": tile.guide})
 
 
 def _values(
     plan: Plan, k: int, tile: Tile, axis: int, function: Callable[..., Array] | None = None
 ) -> Callable[..., Array]:
-    """Returns the values of statistic k as a function of `(similarities, params, given, bias)`."""
+    """Returns the values of statistic k as a function of `(similarities, params, numbers)`."""
     is_value = function is None
     function = plan.statistics[k].value if function is None else function
 
-    def of(similarities: Array, params: Params, given: Any, bias: Array | None) -> Array:
-        overlaps = [] if plan.of_towers else [tile.overlaps]
-        arguments = [similarities, *overlaps, params]
-        if given is not None and k >= plan.without_given:
-            arguments.append(jax.tree.map(partial(jnp.expand_dims, axis=axis), given))
-        found = function(*arguments, *([] if bias is None else [bias]))
+    def of(similarities: Array, params: Params, numbers: tuple[Any, Any]) -> Array:
+        found = function(_pair(plan, tile, axis, similarities, numbers), params)
         is_number = isinstance(found, bool | int | float)  # The same for all pairs.
         if not is_number and getattr(found, "ndim", None) != similarities.ndim:
             got = f"shape {found.shape}" if hasattr(found, "shape") else type(found).__name__
             raise ValueError(
                 "`value` and `mask` of a statistic must work element by element, on similarities "
                 f"of shape {similarities.shape}; got a result of {got}. A number for all pairs is "
-                "jnp.full_like(similarities, number)"
+                "jnp.full_like(pair.similarity, number)"
             )
         found = jnp.asarray(found)
         found = found.astype(similarities.dtype) if is_value else found
@@ -294,7 +332,7 @@ def _used(plan: Plan, k: int, tile: Tile, axis: int, params: Params) -> Bool[Arr
     mask = plan.statistics[k].mask
     if mask is None:
         return used
-    found = _values(plan, k, tile, axis, mask)(tile.similarities, params, *_numbers(tile, axis))
+    found = _values(plan, k, tile, axis, mask)(tile.similarities, params, tile.numbers)
     if found.dtype != jnp.bool_:
         raise TypeError(f"`mask` of a statistic must return bool, got {found.dtype}")
     return used & found
@@ -323,14 +361,28 @@ class RowGradient(NamedTuple):
     sums: Float[Array, "k a"] | None
     """None for products."""
     numbers: Any
-    """Of what is given of the rows, or of their bias."""
+    """Of the numbers of the rows; None in place of integers."""
 
 
 def no_gradient(plan: Plan, rows: Rows) -> RowGradient:
     """Returns the zero gradient of rows in blocks."""
     sums = jnp.zeros_like(rows.valid, plan.dtype) if plan.similarity in DISTANCES else None
-    numbers = jax.tree.map(jnp.zeros_like, (rows.given, rows.bias))
+    numbers = jax.tree.map(jnp.zeros_like, floats_of(rows.numbers))
     return RowGradient(jnp.zeros_like(rows.features, plan.dtype), sums, numbers)
+
+
+def floats_of(numbers: Any) -> Any:
+    """Returns the numbers that have gradients, and None in place of integers."""
+    return jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.floating) else None, numbers)
+
+
+def _with_integers(floats: Any, numbers: Any) -> Any:
+    """Returns `floats_of` numbers with the integers that these have."""
+
+    def known(own: Array | None, number: Any) -> Any:
+        return number if own is None else own
+
+    return jax.tree.map(known, floats, numbers, is_leaf=lambda leaf: leaf is None)
 
 
 def factors_of(plan: Plan, state: State | None, cotangents: Any) -> Any:
@@ -347,50 +399,47 @@ def factors_of(plan: Plan, state: State | None, cotangents: Any) -> Any:
         return Part(mark, cotangent)
 
     return tuple(
-        ByClass(*map(partial(factor, statistic), parts, cotangent))
+        Parts(*map(partial(factor, statistic), parts, cotangent[:2]))
         for statistic, parts, cotangent in zip(plan.statistics, state, cotangents, strict=True)
     )
 
 
 def pulled_back(
     plan: Plan, params: Params, tile: Tile, sides: list[tuple[State, int]]
-) -> tuple[Float[Array, "a b"], Params, list[Any], Any]:
-    """Returns the gradients of what is multiplied, of the parameters, and of given numbers.
+) -> tuple[Float[Array, "a b"], Params, tuple[Any, Any]]:
+    """Returns the gradients of what is multiplied, of the parameters, and of the numbers.
 
     Args:
       sides: The factors of the anchors, and the axis along which the anchor does not change.
-
-    Returns:
-      The third are those of each side; the last is that of the bias.
     """
-    total = jnp.zeros_like(tile.similarities)
-    d_params, d_bias = jax.tree.map(jnp.zeros_like, (params, tile.bias))
-    d_given = [jax.tree.map(jnp.zeros_like, tile.given[axis]) for _, axis in sides]
+    total, floats = jnp.zeros_like(tile.similarities), floats_of(tile.numbers)
+    d_others = jax.tree.map(jnp.zeros_like, (params, floats))
     for k in range(len(plan.statistics)):
-        alike = tile.given[1] is None or k < plan.without_given
-        for at, group in enumerate([sides] if alike else [[side] for side in sides]):
+        alike = not plan.by_row or k < plan.num_alike
+        for group in [sides] if alike else [[side] for side in sides]:
             axis = group[0][1]
             used = _used(plan, k, tile, axis, params)
             similarities = _of_pairs_that_count(plan, k, tile, used)
+            value = _values(plan, k, tile, axis)
             values, back = jax.vjp(
-                _values(plan, k, tile, axis), similarities, params, *_numbers(tile, axis)
+                lambda s, p, floats, value=value: value(s, p, _with_integers(floats, tile.numbers)),
+                *(similarities, params, floats),
             )
             shares = [_shares(plan, k, tile, used, values, of[k], along) for of, along in group]
             found = back(sum(shares[1:], shares[0]))
             if not plan.statistics[k].is_smooth:  # Without a pair that counts, 0 may be a pole.
                 some = jnp.any(used)
                 found = jax.tree.map(lambda d, some=some: jnp.where(some, d, 0), found)
-            d_values, *d_others = found
+            d_values, *others = found
             total = total + d_values
-            others = jax.tree.map(jnp.add, (d_params, d_given[at], d_bias), tuple(d_others))
-            d_params, d_given[at], d_bias = others
+            d_others = jax.tree.map(jnp.add, d_others, tuple(others))
     if plan.similarity == "cosine":  # By the products.
         total = total * tile.norms[0][:, None] * tile.norms[1][None, :]  # pyright: ignore
     elif plan.similarity == "negative_distance":  # By the squares.
         zero = tile.similarities == 0
         total = jnp.where(zero, 0, total / jnp.where(zero, 1, -2 * tile.similarities))
     # The sums are those of what is multiplied: a large mean of the rows then cancels.
-    return rounded(total, plan.low[0] or plan.low[1]), d_params, d_given, d_bias
+    return rounded(total, plan.low[0] or plan.low[1]), *d_others
 
 
 def _shares(
@@ -399,7 +448,7 @@ def _shares(
     tile: Tile,
     used: Bool[Array, "a b"],
     values: Array,
-    factors: ByClass,
+    factors: Parts,
     axis: int,
 ) -> Float[Array, "a b"]:
     """Returns the gradients of a tile's values, of which some are used."""
@@ -454,4 +503,4 @@ def feature_gradient(
     elif side.norms is not None:
         d_features = tangential(d_features, x, side.norms[..., None])
     d_features = d_features.astype(rows.features.dtype)
-    return Rows(d_features, None, None, None, *gradient.numbers)  # pyright: ignore
+    return Rows(d_features, None, None, None, gradient.numbers)  # pyright: ignore

@@ -30,7 +30,15 @@ from jaxloss.pairs.metrics import (
     watched,
 )
 from jaxloss.pairs.rows import similarities_of_rows
-from jaxloss.pairs.statistics import LOGSUMEXP, SUM, ByClass, PairReduction, Statistic
+from jaxloss.pairs.statistics import (
+    COUNT,
+    LOGSUMEXP,
+    SUM,
+    ByClass,
+    Pair,
+    PairReduction,
+    Statistic,
+)
 from jaxloss.pairs.visits import Sides, in_both_directions, statistics_of
 
 EqualIds: TypeAlias = Literal["ignore", "positive"]
@@ -42,6 +50,14 @@ class _Params(NamedTuple):
     line: Any
     hardness: Float[Array, ""] | None
     margin: Float[Array, ""] | None
+
+
+class _Numbers(NamedTuple):
+    """Of each key, or of each query."""
+
+    bias: Float[Array, " n"] | None = None
+    upper: Float[Array, " n"] | None = None
+    """The own similarity, rounded up."""
 
 
 class OwnKeys(NamedTuple):
@@ -98,26 +114,21 @@ class TowerLogits(NamedTuple):
     def statistic(self, reduction: PairReduction, sign: int = 1, **options: Any) -> Statistic:
         """Returns a statistic of the logits, those of positives with this sign."""
 
-        def value(s: Array, same: Any, params: _Params, numbers: tuple[Any, ...]) -> Array:
-            logits = self._logits(s, same, params, numbers)
-            return logits if sign == 1 or same is None else jnp.where(same, -logits, logits)
+        def value(pair: Pair, params: _Params) -> Array:
+            logits = self._of_pair(pair, params)
+            if sign == 1 or not self.of_ids:
+                return logits
+            return jnp.where(pair.same, -logits, logits)
 
-        return Statistic(
-            reduction,
-            self._of_pairs(value),
-            self._mask,
-            bound=self.bound,
-            is_smooth=True,
-            **options,
-        )
+        return Statistic(reduction, value, self._mask, bound=self.bound, is_smooth=True, **options)
 
     def watched(self) -> tuple[Statistic, ...]:
         """Returns the statistics of `metrics_of`."""
 
-        def plain(s: Array, same: Any, params: _Params, numbers: tuple[Any, ...]) -> Array:
-            return self._logits(s, same, params._replace(hardness=None), numbers)
+        def plain(pair: Pair, params: _Params) -> Array:
+            return self._of_pair(pair, params._replace(hardness=None))
 
-        every = watched(self._of_pairs(plain), self._mask)
+        every = watched(plain, self._mask)
         if self.counts_pairs:
             return every
         return every[:1] if self._totals_are_products else every[:2]
@@ -140,8 +151,7 @@ class TowerLogits(NamedTuple):
         """Returns those of queries and, if `symmetric`, of keys; and what `metrics_of` takes."""
         statistics, number = [self.statistic(LOGSUMEXP)], self.towers.own.shape[0]
         if self.of_ids:
-            one = Statistic(SUM, lambda s, *_: jnp.ones_like(s), self._mask, is_smooth=True)
-            statistics += [self.statistic(SUM), one]
+            statistics += [self.statistic(SUM), Statistic(COUNT, mask=self._mask, is_smooth=True)]
         params, several = self.params, (*statistics, *(self.watched() if metrics else ()))
         if symmetric:
             found = in_both_directions(self.sides, params, several)
@@ -233,38 +243,41 @@ class TowerLogits(NamedTuple):
             queries = jnp.where(valid[:, None], queries, 0)
             flat = jnp.where(used.reshape(-1, 1), flat, 0)
         s = similarities_of_rows(similarity, queries[:, None, :], flat.reshape(shape))
-        given = () if self.params.margin is None else (_upper(self.towers)[:, None],)
-        mask = self._is_used(s, None, self.params, given)
-        logits = self._logits(s, None, self.params, None)
-        return OwnKeys(s, logits, used if mask is None else used & mask)
+        if self.params.margin is not None:
+            used = used & self._is_used(s, _upper(self.towers)[:, None], self.params)
+        return OwnKeys(s, self._logits(s, self.params), used)
 
     # Of a pair ----
 
-    def _of_pairs(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function as statistics take it, of `(s, same, params, numbers)`."""
-        if self.of_ids:
-            return lambda s, same, params, *numbers: function(s, same, params, numbers)
-        return lambda s, params, *numbers: function(s, None, params, numbers)
+    def _of_pair(self, pair: Pair, params: _Params) -> Array:
+        """A value: the logit."""
+        logits = self._logits(pair.similarity, params, pair.same if self.of_ids else None)
+        return logits + pair.reference.bias if self.has_bias else logits
 
-    def _logits(self, s: Array, same: Any, params: _Params, numbers: Any) -> Array:
-        """Returns logits. `same` is None of negatives, and numbers are None of own keys."""
+    def _logits(self, s: Array, params: _Params, same: Any = None) -> Array:
+        """Returns logits without the bias of keys. `same` is None of negatives."""
         logits = self.line(s, params.line)
-        if params.hardness is not None:
-            harder = params.hardness * lax.stop_gradient(s)
-            logits = logits + (harder if same is None else jnp.where(same, 0, harder))
-        return logits + numbers[-1] if self.has_bias and numbers is not None else logits
+        if params.hardness is None:
+            return logits
+        harder = params.hardness * lax.stop_gradient(s)
+        return logits + (harder if same is None else jnp.where(same, 0, harder))
 
     @property
-    def _mask(self) -> Callable[..., Array] | None:
-        return None if self.params.margin is None else self._of_pairs(self._is_used)
-
-    def _is_used(self, s: Array, same: Any, params: _Params, numbers: Any) -> Array | None:
-        if params.margin is None:
+    def _mask(self) -> Callable[[Pair, Any], Array] | None:
+        if self.params.margin is None:
             return None
+
+        def mask(pair: Pair, params: _Params) -> Array:
+            used = self._is_used(pair.similarity, pair.own.upper, params)
+            return used | pair.same if self.of_ids else used
+
+        return mask
+
+    def _is_used(self, s: Array, upper: Array, params: _Params) -> Array:
         # The difference comes first: beside a large similarity, the margin would be lost. A NaN
         # stays visible.
-        used = ~(s - lax.stop_gradient(numbers[0]) > params.margin)
-        return used if same is None else used | same
+        margin: Any = params.margin
+        return ~(s - lax.stop_gradient(upper) > margin)
 
 
 def tower_logits(
@@ -291,6 +304,10 @@ def tower_logits(
     """
     checks.choice("equal_ids", equal_ids, ("ignore", "positive"))
     dtype, sides = towers.dtype, towers.sides._replace(of_towers=equal_ids == "ignore")
+    if key_bias is not None:
+        key_bias = checks.floating("key_bias", key_bias, "m")
+        checks.same_rows("key_bias", key_bias, "keys", sides.references.features)  # pyright: ignore
+    of_queries, of_keys = _Numbers(), _Numbers(key_bias)
     hardness = checks.in_range("hardness", hardness, dtype)
     margin = margin_of_false_negatives
     if margin is not None:
@@ -298,11 +315,16 @@ def tower_logits(
         margin = jnp.asarray(margin, dtype)
         own = lax.stop_gradient(_upper(towers))
         missing = sides.references.labels.shape[0] - own.shape[0]  # pyright: ignore
-        of_keys = jnp.pad(own, (0, missing))  # The further keys look for no query.
-        sides = sides._replace(anchors=sides.anchors._replace(given=own))
-        if symmetric:
-            references = sides.references._replace(given=of_keys)  # pyright: ignore
-            sides = sides._replace(references=references)
+        # The further keys look for no query.
+        of_queries, of_keys = (
+            _Numbers(None, own),
+            of_keys._replace(upper=jnp.pad(own, (0, missing))),
+        )
+    sides = sides._replace(
+        anchors=sides.anchors._replace(numbers=of_queries),
+        references=sides.references._replace(numbers=of_keys),  # pyright: ignore
+        by_row=margin is not None and symmetric,
+    )
     if key_bias is not None or bound is None or isinstance(hardness, jax.Array):
         bound = None
     else:

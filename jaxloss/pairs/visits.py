@@ -42,7 +42,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int32, Shaped
 
 from jaxloss.core.backend import on_cpu
 from jaxloss.core.batch import AxisName, axis_size, gather, own_positions, pass_on, vary_alike
@@ -50,7 +50,7 @@ from jaxloss.core.blocks import in_blocks, joined, tile_sizes
 from jaxloss.core.linear import wide_dtype
 from jaxloss.core.products import Low, low_dtypes
 from jaxloss.core.programs import compiled_once
-from jaxloss.pairs.rows import DISTANCES, Compared, Rows, center_of, exact_center
+from jaxloss.pairs.rows import DISTANCES, Compared, Rows, Similarity, center_of, exact_center
 from jaxloss.pairs.statistics import LARGEST, ByClass, Params, Statistic
 from jaxloss.pairs.tiles import (
     Loaded,
@@ -94,6 +94,10 @@ class Sides(NamedTuple):
     """Rows of a tile. By default it depends on the shapes and the backend."""
     axis_name: AxisName | None = None
     """Mapped axis over which anchors and references are spread."""
+    by_row: bool = False
+    """Whether values depend on which row of a pair of towers a statistic is of."""
+    guided_by: Similarity | None = None
+    """The similarity of guides, if there are any."""
 
 
 @partial(compiled_once, of_statistics=True)
@@ -110,14 +114,13 @@ def in_both_directions(
 ) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...]]:
     """Returns `statistics_of` the anchors, and those of the references over all anchors.
 
-    Each similarity is computed once for both. If the anchors have given numbers, the references
-    have their own.
+    Each similarity is computed once for both.
     """
     return _joined(sides, _statistics(*prepared(sides, params, statistics, of_references=True)))
 
 
 def largest_of(sides: Sides, value: Callable[..., Float[Array, "a b"]]) -> tuple[ByClass, ByClass]:
-    """Returns the largest `value(similarities, overlaps, ())` of each anchor, without a gradient.
+    """Returns the largest `value(pair, ())` of each anchor, without a gradient.
 
     Returns:
       The values, and the positions of the references that have them. Of equal values it is the
@@ -126,7 +129,10 @@ def largest_of(sides: Sides, value: Callable[..., Float[Array, "a b"]]) -> tuple
     rows = lax.stop_gradient((sides.anchors, sides.references))
     sides = sides._replace(anchors=rows[0], references=rows[1])
     (found,) = statistics_of(sides, (), (Statistic(LARGEST, value, is_smooth=True),))
-    return ByClass(*(part.peak for part in found)), ByClass(*(part.total for part in found))
+    return (
+        ByClass(found.positive.peak, found.negative.peak, found.exists),
+        ByClass(found.positive.total, found.negative.total, found.exists),
+    )
 
 
 def rows_at(
@@ -165,7 +171,7 @@ def prepared(
     of_references: bool = False,
 ) -> tuple[Plan, Params, Float[Array, " d"] | None, Rows, Rows | None]:
     """Returns the plan, the parameters, the center, and the rows in blocks."""
-    anchors, references, similarity, low, of_towers, block_size, axis_name = sides
+    anchors, references, similarity, low, of_towers, block_size, axis_name, by_row, guided = sides
     # The other rows: an anchor that is not finite then reaches no other anchor.
     center, both = None, tuple(rows for rows in (anchors, references) if rows is not None)
     lows = low_dtypes(*(rows.features for rows in both)) if low is None else low[: len(both)]
@@ -178,7 +184,7 @@ def prepared(
             center = exact_center(center, tuple(masked), axis_name)
     ring = None
     if axis_name is not None:
-        references = anchors._replace(given=None) if references is None else references
+        references = anchors if references is None else references
         if _is_gathered(references.features, axis_name) and not of_references:
             references = jax.tree.map(partial(gather, axis_name=axis_name), references)
         else:
@@ -191,10 +197,15 @@ def prepared(
     params, anchors, references = vary_alike((params, anchors, references))
     shapes = anchors.labels.shape[0], counterpart.labels.shape[0]
     sizes = tile_sizes(*shapes, block_size, symmetric=references is None)
+    by_row = by_row or (references is None and anchors.numbers is not None)
     anchors = _in_blocks(anchors, sizes[0])
     references = None if references is None else _in_blocks(references, sizes[1])
     low = (lows[0], lows[-1])
-    plan = Plan(statistics, similarity, dtype, ring, of_references, low, of_towers)
+    plan = Plan(
+        *(statistics, similarity, dtype, ring, of_references, low, of_towers),
+        by_row=by_row,
+        guided_by=guided,
+    )
     return plan, params, center, anchors, references
 
 
@@ -204,27 +215,24 @@ def _with_numbers(rows: Rows, dtype: Any) -> Rows:
         return rows
     some = jnp.argmax(rows.valid)
 
-    def filled(numbers: Float[Array, " n"]) -> Float[Array, " n"]:
-        numbers = numbers.astype(dtype)
+    def filled(numbers: Array) -> Array:
+        if jnp.issubdtype(numbers.dtype, jnp.floating):
+            numbers = numbers.astype(dtype)
         number = jnp.where(rows.valid[some], lax.stop_gradient(numbers)[some], 1)
         return jnp.where(rows.valid, numbers, number)
 
-    return rows._replace(
-        given=jax.tree.map(filled, rows.given), bias=jax.tree.map(filled, rows.bias)
-    )
+    return rows._replace(numbers=jax.tree.map(filled, rows.numbers))
 
 
 def _in_blocks(rows: Rows, size: int) -> Rows:
     """Returns rows in blocks, padded with rows that are not valid, but have numbers of a row."""
-    blocks = in_blocks(rows._replace(given=None, bias=None), size)
+    blocks = in_blocks(rows._replace(numbers=None), size)
     padding = (0, -rows.valid.shape[0] % size)
 
-    def split(numbers: Float[Array, " n"]) -> Float[Array, "k a"]:
+    def split(numbers: Shaped[Array, " n"]) -> Shaped[Array, "k a"]:
         return in_blocks(jnp.pad(numbers, padding, mode="edge") if len(numbers) else numbers, size)
 
-    return blocks._replace(
-        given=jax.tree.map(split, rows.given), bias=jax.tree.map(split, rows.bias)
-    )
+    return blocks._replace(numbers=jax.tree.map(split, rows.numbers))
 
 
 def _joined(sides: Sides, results: Any) -> Any:
@@ -462,23 +470,22 @@ def add_gradients(
         sides.append((at(of_references, j), 0))
     elif place != "rectangle":
         sides.append((at(of_anchors, j), 0))
-    d_tile, d_params, d_given, d_bias = pulled_back(plan, params, tile, sides)
+    d_tile, d_params, d_numbers = pulled_back(plan, params, tile, sides)
     if place == "diagonal":  # Each pair was seen from both sides.
-        d_params = jax.tree.map(lambda gradient: gradient / 2, d_params)
+        both = jax.tree.map(jnp.add, *d_numbers)
+        d_params, both = jax.tree.map(lambda gradient: gradient / 2, (d_params, both))
+        d_numbers = both, both
     d_params = jax.tree.map(jnp.add, found.of_all, d_params)
 
     def add(blocks: RowGradient, k: Index, rows: Array, axis: int, numbers: Any) -> RowGradient:
         return _added_at(blocks, k, times_rows(plan, d_tile, rows, axis, numbers))
 
-    d_anchors = add(found.of_anchors, i, tile.references, 1, (d_given[0], None))
+    d_anchors = add(found.of_anchors, i, tile.references, 1, d_numbers[0])
     d_references = found.of_references
     if place == "lower":
-        d_anchors = add(d_anchors, j, tile.anchors, 0, (d_given[1], None))
+        d_anchors = add(d_anchors, j, tile.anchors, 0, d_numbers[1])
     elif place == "rectangle" and d_references is not None:
-        d_bias = None if d_bias is None else d_bias[0]
-        nothing_given = jax.tree.map(jnp.zeros_like, tile.given[0])
-        of_given = d_given[1] if len(sides) > 1 else nothing_given
-        d_references = add(d_references, j, tile.anchors, 0, (of_given, d_bias))
+        d_references = add(d_references, j, tile.anchors, 0, d_numbers[1])
     return Found(d_anchors, d_params, d_references)
 
 

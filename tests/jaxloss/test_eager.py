@@ -105,8 +105,8 @@ def test_a_second_call_of_other_functions_compiles_nothing(name, caplog):
     assert compilations(caplog, call) == 0
 
 
-def _scaled(similarities, *rest):
-    return similarities * rest[-1]
+def _scaled(pair, scale):
+    return pair.similarity * scale
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "negative_distance"])
@@ -194,14 +194,14 @@ def test_values_of_pairs_that_read_something_are_not_mixed_up(monkeypatch):
         def __init__(self, factor):
             self.factor = factor
 
-        def value(self, similarities, same, _):
-            return self.factor * similarities
+        def value(self, pair, _):
+            return self.factor * pair.similarity
 
     def total(value):
         return float(jnp.sum(compare(X, LABELS).statistics((), Statistic(SUM, value))[0].negative))
 
     def local(factor):
-        return lambda s, same, _: factor * s
+        return lambda pair, _: factor * pair.similarity
 
     once = total(local(1.0))
     assert np.isclose(total(local(2.0)), 2 * once)
@@ -215,8 +215,8 @@ def test_values_of_pairs_that_read_something_are_not_mixed_up(monkeypatch):
 FACTOR = 1.0
 
 
-def _times_global(similarities, same, _):
-    return FACTOR * similarities
+def _times_global(pair, _):
+    return FACTOR * pair.similarity
 
 
 def test_integers_as_arrays_are_refused():

@@ -18,7 +18,16 @@ from jaxtyping import Bool, Float, Integer
 
 import jaxloss
 from jaxloss import testing
-from jaxloss.pairs import LOGSUMEXP, MAX, SOFTPLUS, SUM, Statistic, compare, compare_towers
+from jaxloss.pairs import (
+    COUNT,
+    LOGSUMEXP,
+    MAX,
+    MIN,
+    SUM,
+    Statistic,
+    compare,
+    compare_towers,
+)
 from jaxloss.testing import ContractError, check_loss
 from tests.jaxloss.harness import QUICK, P, enable_x64, mesh, raises
 from tests.tolerances import FLOAT32
@@ -48,9 +57,14 @@ def hardness_weighted(
 ):
     """Hard negatives weigh more, and the hardest counts once more."""
     pairs = compare(features, labels, where=where, block_size=block_size, axis_name=axis_name)
-    weighted = Statistic(LOGSUMEXP, lambda s, same, h: s * 4.0 + jnp.where(same, 0.0, h * s))
+
+    def weighted(pair, h):
+        return pair.similarity * 4.0 + jnp.where(pair.same, 0.0, h * pair.similarity)
+
     sums, hardest = pairs.statistics(
-        jnp.asarray(hardness, pairs.dtype), weighted, Statistic(MAX, lambda s, same, h: s * h)
+        jnp.asarray(hardness, pairs.dtype),
+        Statistic(LOGSUMEXP, weighted),
+        Statistic(MAX, lambda pair, h: pair.similarity * h),
     )
     counts = sums.has_positive & sums.has_negative
     gaps = sums.negative - sums.positive + 0.5 * hardest.negative - hardest.positive
@@ -80,19 +94,23 @@ def leveled(
     where: Bool[Array, " n"] | None = None,
     axis_name: Any = None,
 ):
-    """Numbers that are given for each anchor, and a mask that depends on them."""
+    """Numbers of each anchor, and a mask that depends on them."""
     pairs = compare(
         features,
         labels,
+        numbers={"level": levels},
         similarity="inner",
         where=where,
         block_size=block_size,
         axis_name=axis_name,
-    ).given({"level": levels})
+    )
+
+    def gap(pair, scale):
+        gap = scale * (pair.similarity - pair.anchor["level"])
+        return jax.nn.softplus(gap * jnp.where(pair.same, -1.0, 1.0))
+
     above = Statistic(
-        SOFTPLUS,
-        lambda s, same, scale, c: scale * (s - c["level"]) * jnp.where(same, -1.0, 1.0),
-        lambda s, same, scale, c: same | (s > c["level"] - 0.5),
+        SUM, gap, lambda pair, _: pair.same | (pair.similarity > pair.anchor["level"] - 0.5)
     )
     (sums,) = pairs.statistics(jnp.asarray(1.5, pairs.dtype), above)
     return pairs.reduce(sums.positive + sums.negative, jnp.ones_like(labels, bool))
@@ -133,8 +151,9 @@ def of_distances(
         axis_name=axis_name,
     )
 
-    def near(s, same, margin):
-        return jnp.where(same, s**2, jnp.maximum(margin + s, 0.0) ** 2)
+    def near(pair, margin):
+        s = pair.similarity
+        return jnp.where(pair.same, s**2, jnp.maximum(margin + s, 0.0) ** 2)
 
     (sums,) = pairs.statistics(jnp.asarray(2.0, pairs.dtype), Statistic(SUM, near))
     counts = jnp.ones_like(labels, bool)
@@ -166,13 +185,13 @@ def biased_towers(
     towers = compare_towers(
         queries,
         keys,
-        key_bias=key_bias,
+        key_numbers=key_bias,
         key_where=key_where,
         where=where,
         block_size=block_size,
         axis_name=axis_name,
     )
-    logits = Statistic(LOGSUMEXP, lambda s, scale, bias: scale * s + bias)
+    logits = Statistic(LOGSUMEXP, lambda pair, scale: scale * pair.similarity + pair.reference)
     (rivals,), (of_keys,) = towers.statistics(
         jnp.asarray(3.0, towers.own.dtype), logits, of_keys=True
     )
@@ -195,7 +214,7 @@ def hardest_keys(
         queries, keys, key_where=key_where, block_size=block_size, axis_name=axis_name
     )
     (of_queries,), (of_keys,) = towers.statistics(
-        (), Statistic(MAX, lambda s, _: s * s), of_keys=True
+        (), Statistic(MAX, lambda pair, _: pair.similarity**2), of_keys=True
     )
     return towers.reduce(of_queries * towers.own + of_keys[: queries.shape[0]] * towers.own**2)
 
@@ -228,8 +247,8 @@ def singular(
         block_size=block_size,
         axis_name=axis_name,
     ).given(temperatures)
-    distances = Statistic(SUM, lambda s, same, a, T: a * jnp.sqrt(-s) / T)
-    logs = Statistic(LOGSUMEXP, lambda s, same, a, T: -jnp.log(-s) / T)
+    distances = Statistic(SUM, lambda pair, a: a * jnp.sqrt(-pair.similarity) / pair.anchor)
+    logs = Statistic(LOGSUMEXP, lambda pair, a: -jnp.log(-pair.similarity) / pair.anchor)
     sums, logits = pairs.statistics(1.5, distances, logs)
     counts = logits.has_positive & logits.has_negative
     values = sums.positive + jnp.where(counts, logits.negative - logits.positive, 0.0)
@@ -249,6 +268,152 @@ def dense_singular(x, y, temperatures, where=None):
     gaps = among(logits, used & ~same) - among(logits, used & same)
     losses = jnp.where(counts, sums + jnp.where(counts, gaps, 0.0), 0.0)
     return jnp.sum(losses) / jnp.sum(counts, dtype=losses.dtype)
+
+
+@jaxloss.divided
+def of_both_rows(
+    features: Rows,
+    labels: Labels,
+    *,
+    weights: Float[Array, " n"],
+    sessions: Labels,
+    references: Float[Array, "m d"] | None = None,
+    reference_labels: Integer[Array, " m"] | None = None,
+    reference_weights: Float[Array, " m"] | None = None,
+    block_size: int | None = None,
+    axis_name: Any = None,
+):
+    """Numbers of both rows, floats and integers; the smallest value, and the number of pairs."""
+    of_references = None
+    if reference_weights is not None and reference_labels is not None:
+        of_references = {"weight": reference_weights, "session": reference_labels % 2}
+    pairs = compare(
+        features,
+        labels,
+        references=references,
+        reference_labels=reference_labels,
+        numbers={"weight": weights, "session": sessions},
+        reference_numbers=of_references,
+        block_size=block_size,
+        axis_name=axis_name,
+    )
+
+    def value(pair, scale):
+        return scale * pair.similarity * pair.reference["weight"] + pair.anchor["weight"] ** 2
+
+    def mask(pair, _):
+        return pair.anchor["session"] >= pair.reference["session"]
+
+    sums, least, count = pairs.statistics(
+        1.5, Statistic(SUM, value, mask), Statistic(MIN, value, mask), Statistic(COUNT, mask=mask)
+    )
+    counts = least.has_negative & count.has_negative & sums.has_negative
+    values = sums.negative / jnp.maximum(count.negative, 1) + jnp.where(counts, least.negative, 0)
+    return pairs.reduce(values + sums.positive, counts)
+
+
+def dense_of_both_rows(x, y, w, sessions, r: Any = None, of_r: Any = None, w_r: Any = None):
+    others, of_others, ws = (x, y, w) if r is None else (r, of_r, w_r)
+    theirs = sessions if r is None else of_r % 2
+    s = unit(x) @ unit(others).T
+    valid = ~jnp.eye(len(x), dtype=bool) if r is None else (of_r >= 0)[None, :]
+    same = y[:, None] == of_others[None, :]
+    used = valid & (sessions[:, None] >= theirs[None, :])
+    values = 1.5 * s * ws[None, :] + w[:, None] ** 2
+    negative, positive = used & ~same, used & same
+    counts = negative.any(1)
+    mean = jnp.sum(values, axis=1, where=negative) / jnp.maximum(
+        negative.sum(1, dtype=values.dtype), 1
+    )
+    least = jnp.min(values, axis=1, where=negative, initial=jnp.inf)
+    total = mean + jnp.where(counts, least, 0.0) + jnp.sum(values, axis=1, where=positive)
+    return jnp.sum(jnp.where(counts, total, 0.0)) / jnp.sum(counts, dtype=total.dtype)
+
+
+@jaxloss.divided
+def guided(
+    features: Rows,
+    labels: Labels,
+    *,
+    teacher: Float[Array, "n e"],
+    guide_similarity: Any = None,
+    block_size: int | None = None,
+    axis_name: Any = None,
+):
+    pairs = compare(
+        features,
+        labels,
+        guide=teacher,
+        guide_similarity=guide_similarity,
+        block_size=block_size,
+        axis_name=axis_name,
+    )
+    follow = Statistic(SUM, lambda pair, _: (pair.similarity - pair.guide) ** 2)
+    near = Statistic(LOGSUMEXP, mask=lambda pair, _: pair.guide > -1.0)
+    sums, nearest = pairs.statistics((), follow, near)
+    values = sums.positive + sums.negative
+    return pairs.reduce(values + jnp.where(nearest.has_negative, nearest.negative, 0))
+
+
+def dense_guided(x, y, teacher, of_teacher=None):
+    s, own, others = dense_pairs(x, y)
+    far = jnp.sum((teacher[:, None] - teacher[None]) ** 2, axis=2)
+    guide = {
+        None: unit(teacher) @ unit(teacher).T,
+        "inner": teacher @ teacher.T,
+        "negative_distance": -jnp.sqrt(jnp.where(far > 0, far, 1.0)),
+        "negative_squared_distance": -far,
+    }[of_teacher]
+    guide, used = jax.lax.stop_gradient(guide), others & (guide > -1.0)
+    total = jnp.sum((s - guide) ** 2, axis=1, where=own | others)
+    return jnp.mean(total + jnp.where(used.any(1), among(s, used), 0.0))
+
+
+@jaxloss.divided
+def towers_of_ids(
+    queries: Rows,
+    keys: Float[Array, "m d"],
+    *,
+    ids: Labels,
+    key_ids: Integer[Array, " m"],
+    weights: Float[Array, " n"],
+    key_weights: Float[Array, " m"],
+    teacher: Float[Array, "n e"],
+    key_teacher: Float[Array, "m e"],
+    block_size: int | None = None,
+    axis_name: Any = None,
+):
+    """Ids and numbers of both towers, and guides, in both directions."""
+    towers = compare_towers(
+        queries,
+        keys,
+        ids=ids,
+        key_ids=key_ids,
+        numbers=weights,
+        key_numbers=key_weights,
+        guide=teacher,
+        key_guide=key_teacher,
+        similarity="inner",
+        block_size=block_size,
+        axis_name=axis_name,
+    )
+
+    def value(pair, _):
+        return pair.similarity * pair.anchor - pair.reference**2 * pair.guide
+
+    (sums,), (of_keys,) = towers.statistics((), Statistic(SUM, value), of_keys=True)
+    own_guide: Any = towers.own_guide
+    found = of_keys[: queries.shape[0]] * own_guide
+    return towers.reduce(jnp.sin(sums) + found + towers.own**2)
+
+
+def dense_towers_of_ids(q, k, ids, key_ids, w, w_k, t, t_k):
+    guide = jax.lax.stop_gradient(t @ t_k.T)
+    used = ~jnp.eye(len(q), len(k), dtype=bool)
+    used &= (ids[:, None] != key_ids[None, :]) | (ids[:, None] < 0)
+    values = jnp.where(used, (q @ k.T) * w[:, None] - w_k[None, :] ** 2 * guide, 0.0)
+    found = jnp.sum(values, axis=0)[: len(q)] * jnp.diagonal(guide)
+    return jnp.mean(jnp.sin(jnp.sum(values, axis=1)) + found + jnp.sum(q * k[: len(q)], 1) ** 2)
 
 
 def dense_biased_towers(q, k, bias):
@@ -288,6 +453,36 @@ CASES = {
         singular,
         dense_singular,
         {"features": X, "labels": Y, "temperatures": 1 + LEVELS**2},
+    ),
+    "both rows": (
+        of_both_rows,
+        dense_of_both_rows,
+        {"features": X, "labels": Y, "weights": LEVELS, "sessions": np.arange(N) % 3},
+    ),
+    "both, of references": (
+        of_both_rows,
+        dense_of_both_rows,
+        {
+            **{"features": X, "labels": Y, "weights": LEVELS, "sessions": np.arange(N) % 3},
+            **{"references": R, "reference_labels": L, "reference_weights": BIAS},
+        },
+    ),
+    **{
+        f"guide: {similarity}": (
+            partial(guided, guide_similarity=similarity),
+            partial(dense_guided, of_teacher=similarity),
+            {"features": X, "labels": Y, "teacher": R[:N, :3] + 3},
+        )
+        for similarity in (None, "inner", "negative_distance", "negative_squared_distance")
+    },
+    "towers of ids": (
+        towers_of_ids,
+        dense_towers_of_ids,
+        {
+            **{"queries": X, "keys": R, "ids": Y - 1, "key_ids": np.arange(M) % 5 - 1},
+            **{"weights": LEVELS, "key_weights": BIAS},
+            **{"teacher": X[:, :2], "key_teacher": R[:, 1:3]},
+        },
     ),
     "as many keys": (
         biased_towers,
@@ -399,9 +594,10 @@ def test_numbers_of_rows_that_do_not_count_do_not_leak(block_size):
 
     def loss(q, k, b):
         towers = compare_towers(
-            q, k, key_bias=b, key_where=jnp.asarray(used), block_size=block_size
+            q, k, key_numbers=b, key_where=jnp.asarray(used), block_size=block_size
         )
-        (sums,) = towers.statistics((), Statistic(LOGSUMEXP, lambda s, _, b: s / b))
+        ratio = Statistic(LOGSUMEXP, lambda pair, _: pair.similarity / pair.reference)
+        (sums,) = towers.statistics((), ratio)
         return towers.reduce(sums)
 
     arrays = [jnp.asarray(a, jnp.float32) for a in (X, keys, bias)]
@@ -430,8 +626,8 @@ def test_values_may_have_a_pole_anywhere(similarity, value, mask, block_size):
 
     def loss(rows):
         pairs = compare(rows, labels, similarity=similarity, block_size=block_size)
-        own = None if mask is None else lambda s, same, _: mask(s)
-        (sums,) = pairs.statistics((), Statistic(SUM, lambda s, same, _: value(s), own))
+        own = None if mask is None else lambda pair, _: mask(pair.similarity)
+        (sums,) = pairs.statistics((), Statistic(SUM, lambda pair, _: value(pair.similarity), own))
         return jnp.sum(sums.positive)
 
     def dense(rows):
@@ -453,7 +649,9 @@ def test_a_pole_beside_an_infinite_row():
     @jax.jit
     @partial(jax.grad, has_aux=True)
     def loss(exponents):
-        powers = Statistic(SUM, lambda s, same, _, p: p * jnp.log(s), lambda s, same, _, p: same)
+        powers = Statistic(
+            SUM, lambda pair, _: pair.anchor * jnp.log(pair.similarity), lambda pair, _: pair.same
+        )
         (sums,) = compared.given(exponents).statistics((), powers)
         return jnp.sum(sums.positive[:2]), sums.positive
 
@@ -473,7 +671,7 @@ def test_each_row_has_a_gradient_by_its_largest_value(block_size):
 
     def loss(rows):
         pairs = compare(rows, jnp.arange(64), block_size=block_size)
-        (largest,) = pairs.statistics((), Statistic(MAX, lambda s, same, _: value(s)))
+        (largest,) = pairs.statistics((), Statistic(MAX, lambda pair, _: value(pair.similarity)))
         return jnp.sum(largest.negative)
 
     def dense(rows):
@@ -485,7 +683,7 @@ def test_each_row_has_a_gradient_by_its_largest_value(block_size):
     chex.assert_trees_all_close(got, expected, rtol=64 * FLOAT32, atol=16 * FLOAT32)
 
 
-@pytest.mark.parametrize("reduction", [SUM, LOGSUMEXP, SOFTPLUS, MAX])
+@pytest.mark.parametrize("reduction", [SUM, LOGSUMEXP, MIN, MAX])
 def test_a_value_of_another_dtype_is_converted(reduction):
     rows = jnp.asarray(X[:6], jnp.float32)
     labels = jnp.array([0, 0, 1, 1, 2, 2])
@@ -494,11 +692,11 @@ def test_a_value_of_another_dtype_is_converted(reduction):
         (sums,) = compare(rows, labels).statistics((), Statistic(reduction, value))
         return jnp.sum(jnp.where(sums.has_positive, sums.positive, 0))
 
-    def of_bool(s, same, _):
-        return same
+    def of_bool(pair, _):
+        return pair.same
 
-    def of_low(s, same, _):
-        return (2 * s).astype(jnp.bfloat16)
+    def of_low(pair, _):
+        return (2 * pair.similarity).astype(jnp.bfloat16)
 
     for value in (of_bool, of_low):
 
@@ -530,7 +728,7 @@ def test_a_distance_below_its_rounding_is_zero():
     @jax.jit
     def sums(x):
         pairs = compare(x, labels, similarity="negative_distance")
-        return pairs.statistics((), Statistic(SUM, lambda s, same, _: s))[0]
+        return pairs.statistics((), Statistic(SUM))[0]
 
     found = sums(x)
     np.testing.assert_array_equal(found.positive, 0)
@@ -548,8 +746,8 @@ def test_wrong_arguments_are_named():
         compare(x, y).given(x[:7, 0])
     with raises(ValueError, "`labels` and `features` must have the same number of rows"):
         compare(x, y[:3])
-    with raises(ValueError, "`key_bias` and `keys` must have the same number of rows"):
-        compare_towers(x, x, key_bias=x[:3, 0])
+    with raises(ValueError, r"`key_numbers` must have shape \[n\] with n = 8, got \(3,\)"):
+        compare_towers(x, x, key_numbers=x[:3, 0])
     with raises(ValueError, "`keys` must have shape .* with m at least 8"):
         compare_towers(x, x[:3])
     with raises(ValueError, "`result` must be one of"):
@@ -562,21 +760,19 @@ def test_wrong_arguments_are_named():
 
     pairs, towers = compare(x, y), compare_towers(x, x)
 
-    def own(s: Any, same: Any, _: Any) -> Any:
-        return s
+    def own(pair: Any, _: Any) -> Any:
+        return pair.similarity
 
-    for function, kind in ((lambda s, same, _: s.sum(1), "value"), (own, "mask")):
-        masked: Any = (function, None) if kind == "value" else (own, lambda s, same, _: same[0])
+    for function, kind in ((lambda pair, _: pair.similarity.sum(1), "value"), (own, "mask")):
+        masked: Any = (function, None) if kind == "value" else (own, lambda pair, _: pair.same[0])
         with raises(ValueError, r"element by element.*\(8, 8\).*result of shape \(8,\)"):
             pairs.statistics((), Statistic(SUM, *masked))
-    scalars: Any = (lambda s, *_: jnp.sum(s), lambda s, same, scale: scale, lambda *_: None)
+    scalars: Any = (lambda pair, _: pair.similarity.sum(), lambda _, scale: scale, lambda *_: None)
     for scalar in scalars:
         with raises(ValueError, r"element by element.*number for all pairs is jnp.full_like"):
             pairs.statistics(2.0, Statistic(SUM, scalar))
     one: Any = lambda *_: 1  # noqa: E731
-    numbers, arrays = pairs.statistics(
-        (), Statistic(SUM, one), Statistic(SUM, lambda s, *_: jnp.ones_like(s))
-    )
+    numbers, arrays = pairs.statistics((), Statistic(SUM, one), Statistic(COUNT))
     np.testing.assert_array_equal(numbers.negative, arrays.negative)
     with raises(TypeError, "`params` must be numbers or float arrays, got a Statistic"):
         pairs.statistics(Statistic(SUM, own))
@@ -585,6 +781,22 @@ def test_wrong_arguments_are_named():
         for compared in (pairs, towers):
             with raises(TypeError, r"`statistics` must be of `Statistic\(reduction, value\)`"):
                 compared.statistics((), statistic)
+    for name in ("anchor", "reference", "guide"):
+        with raises(ValueError, rf"`pair\.{name}` is not known here: pass `"):
+            pairs.statistics((), Statistic(SUM, lambda pair, _, name=name: getattr(pair, name)))
+    with raises(ValueError, "`pair.same` is not known here: keys have no class"):
+        towers.statistics((), Statistic(SUM, lambda pair, _: pair.same))
+    options: Any
+    for options, missing in (
+        ({"reference_numbers": x[:, 0]}, "`reference_numbers` must come with `references`"),
+        ({"reference_guide": x}, "`reference_guide` must come with `references`"),
+        ({"guide": x, "references": x, "reference_labels": y}, "`reference_guide` is missing"),
+        ({"guide": x, "guide_similarity": "l2"}, "`guide_similarity` must be one of inner"),
+    ):
+        with raises(ValueError, missing):
+            compare(x, y, **options)
+    with raises(ValueError, "`ids` is missing beside `key_ids`"):
+        compare_towers(x, x, key_ids=y)
     with raises(TypeError, "`mask` of a statistic must return bool, got float32"):
         pairs.statistics((), Statistic(SUM, own, mask=own))
     with raises(ValueError, r"`values` must have shape \[n\], got \(8, 8\)"):
@@ -709,7 +921,7 @@ def test_towers_of_distances(similarity):
 
     def loss(queries, keys):
         towers = compare_towers(queries, keys, similarity=similarity)
-        (others,) = towers.statistics((), Statistic(LOGSUMEXP, lambda s, _: s))
+        (others,) = towers.statistics((), Statistic(LOGSUMEXP))
         return towers.reduce(others - towers.own)
 
     def dense(queries, keys):

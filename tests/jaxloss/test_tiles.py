@@ -11,9 +11,10 @@ import pytest
 
 import jaxloss
 from jaxloss.core import products
-from jaxloss.pairs import LOGSUMEXP, SUM, ByClass, Statistic, visits
+from jaxloss.pairs import LOGSUMEXP, SUM, ByClass, Pair, Statistic, visits
 from jaxloss.pairs.fused import in_two_stages, weighted_sum
 from jaxloss.pairs.rows import Rows, anchors_and_references
+from jaxloss.pairs.statistics import similarity_of
 from jaxloss.pairs.visits import Sides, in_both_directions, largest_of, rows_at, statistics_of
 from tests.jaxloss.harness import QUICK, P, compiled, enable_x64, over_mesh
 from tests.jaxloss.references import overlaps as jaccard
@@ -22,25 +23,39 @@ from tests.tolerances import FLOAT32
 DEVICES = 4
 
 
-def scaled(similarities, _positives, params):
-    return similarities * params["scale"]
+def scaled(pair, params):
+    return pair.similarity * params["scale"]
 
 
-def curved(similarities, positives, params):
+def curved(pair, params):
     """Differs by class, and is not linear."""
+    return of_class(pair.similarity, pair.same, params)
+
+
+def of_class(similarities, positives, params):
     bent = jnp.square(similarities - params["shift"])
     return jnp.where(positives, -bent, similarities * params["scale"] + bent / 4)
 
 
-def against(similarities, overlaps, params, given):
+def against(pair, params):
     """Differs by anchor, with a weight of the pair."""
-    gaps = given["level"] - similarities * params["scale"]
-    return overlaps.astype(gaps.dtype) * jax.nn.softplus(gaps) + similarities * given["slope"]
+    return of_anchor(pair, params, pair.anchor["level"], pair.anchor["slope"])
 
 
-def above(similarities, overlaps, params, given):
-    positives = overlaps.astype(bool)
-    return jnp.where(positives, 0.3 - similarities, similarities) > given["slope"]
+def of_anchor(pair, params, level, slope):
+    gaps = level - pair.similarity * params["scale"]
+    return pair.same.astype(gaps.dtype) * jax.nn.softplus(gaps) + pair.similarity * slope
+
+
+def between(pair, params):
+    """Differs by both rows, in floats and in integers."""
+    gap = pair.anchor["level"] - 2 * pair.reference["slope"] * pair.similarity
+    return jnp.where(pair.anchor["step"] > pair.reference["step"], gap, params["shift"] * gap)
+
+
+def above(pair, params):
+    s, positives = pair.similarity, pair.same.astype(bool)
+    return jnp.where(positives, 0.3 - s, s) > pair.anchor["slope"]
 
 
 def level(first):
@@ -49,17 +64,21 @@ def level(first):
     return jnp.where(jnp.isfinite(sums.negative), sums.negative, 0)
 
 
-def relative(similarities, overlaps, params, given):
-    return against(similarities, overlaps, params, {"level": given, "slope": jnp.tanh(given)})
+def relative(pair, params):
+    return of_anchor(pair, params, pair.anchor, jnp.tanh(pair.anchor))
 
 
 STATISTICS = (Statistic(LOGSUMEXP, curved), Statistic(SUM, curved))
 STAGES = (Statistic(LOGSUMEXP, curved), Statistic(SUM, scaled)), level, (Statistic(SUM, relative),)
-OF_GIVEN = (Statistic(LOGSUMEXP, against, above), Statistic(SUM, against))
+OF_NUMBERS = (
+    Statistic(LOGSUMEXP, against, above),
+    Statistic(SUM, against),
+    Statistic(SUM, between),
+)
 MOST = 3
 """Statistics of a case."""
 NEGATIVES = (Statistic(SUM, curved),)
-BY_KIND = {"plain": STATISTICS, "given": OF_GIVEN, "stages": STATISTICS, "weights": NEGATIVES}
+BY_KIND = {"plain": STATISTICS, "numbers": OF_NUMBERS, "stages": STATISTICS, "weights": NEGATIVES}
 
 
 def make_rows(rng, n, dim=5, positions=None, multi_hot=False) -> Any:
@@ -94,15 +113,18 @@ def plain(statistics, params, anchors, references, similarity):
         SUM: lambda v, m: jnp.sum(v, axis=1, where=m),
     }
     results = []
-    given = () if anchors.given is None else (jax.tree.map(lambda x: x[:, None], anchors.given),)
+    pair = Pair(
+        products,
+        {
+            "same": overlaps,
+            "anchor": jax.tree.map(lambda x: x[:, None], anchors.numbers),
+            "reference": jax.tree.map(lambda x: x[None, :], references.numbers),
+        },
+    )
     for statistic in statistics:
-        values = statistic.value(products, overlaps, params, *given)
+        values = statistic.value(pair, params)
         reduce = reductions[statistic.reduction]
-        mask = (
-            used
-            if statistic.mask is None
-            else used & statistic.mask(products, overlaps, params, *given)
-        )
+        mask = used if statistic.mask is None else used & statistic.mask(pair, params)
         results.append(ByClass(reduce(values, mask & same), reduce(values, mask & ~same)))
     return tuple(results)
 
@@ -111,10 +133,14 @@ def combine(results, weights):
     """A scalar of the statistics of the anchors that have them."""
     total = 0.0
     for pair, factor in zip(results, weights, strict=True):
-        for values, numbers in zip(pair, factor, strict=True):
+        for values, numbers in zip(pair[:2], factor, strict=True):
             finite = values != -jnp.inf
             total += jnp.sum(jnp.where(finite, jnp.sin(jnp.where(finite, values, 0)) * numbers, 0))
     return total
+
+
+def without_exists(results):
+    return tuple(ByClass(found.positive, found.negative) for found in results)
 
 
 def arrays(rows) -> Any:
@@ -140,8 +166,8 @@ def problem(seed, n=8, m=None, multi_hot=False, dim=5) -> Any:
     elsewhere = np.full(m or 0, -1, np.int32)
     references = None if m is None else make_rows(rng, m, dim, elsewhere, multi_hot)
     weights = rng.normal(size=(MOST, 2, n))
-    given = {name: rng.normal(0.2, 0.8, n) for name in ("level", "slope")}
-    return anchors, references, weights, given
+    numbers = {name: rng.normal(0.2, 0.8, n) for name in ("level", "slope")}
+    return anchors, references, weights, numbers | {"step": rng.permutation(n)}
 
 
 OFTEN = (
@@ -152,8 +178,9 @@ SELDOM = (
     ("negative_squared_distance", 7, 3, "plain"),
     ("inner", None, None, "stages, multi-hot"),
     ("negative_squared_distance", None, None, "plain"),
-    ("inner", None, 3, "given, multi-hot"),
-    ("negative_squared_distance", 7, 3, "given, multi-hot"),
+    ("inner", None, 3, "numbers, multi-hot"),
+    ("inner", None, None, "numbers"),
+    ("negative_squared_distance", 7, 3, "numbers, multi-hot"),
     ("negative_squared_distance", 7, 3, "stages"),
     ("negative_squared_distance", 7, None, "weights"),
 )
@@ -170,38 +197,53 @@ def test_statistics_and_derivatives(similarity, m, block_size, kind):
     statistics = BY_KIND[kind.partition(",")[0]]
     # From 256 dimensions on, the gradient of references is another product on a CPU.
     dim = 260 if kind == "weights" else 5
-    anchors, references, weights, given = problem(80, m=m, multi_hot="multi-hot" in kind, dim=dim)
+    anchors, references, weights, numbers = problem(80, m=m, multi_hot="multi-hot" in kind, dim=dim)
     with enable_x64(True):
         anchors, references = arrays(anchors), arrays(references)
         weights = jnp.asarray(weights[: MOST if "stages" in kind else len(statistics)])
         params = jax.tree.map(jnp.asarray, PARAMS)
-        factors = jnp.asarray(given["level"]) if kind == "weights" else None
-        given = jax.tree.map(jnp.asarray, given) if "given" in kind else factors
+        numbers = jax.tree.map(jnp.asarray, numbers)
+        floats = {name: numbers[name] for name in ("level", "slope")}
+        step = {"step": numbers["step"]}
+        given = floats if "numbers" in kind else floats["level"] if kind == "weights" else None
         inputs = (params, anchors.features, None if m is None else references.features, given)
+        of_others = None if m is None else jax.tree.map(lambda x: x[:m], numbers)
+
+        def with_numbers(sides, given):
+            sides = sides._replace(anchors=sides.anchors._replace(numbers=given | step))
+            if sides.references is None:
+                return sides
+            return sides._replace(references=sides.references._replace(numbers=of_others))
 
         def tiled(params, own, other, given):
             others: Any = None if other is None else references._replace(features=other)
             sides = Sides(anchors._replace(features=own), others, similarity, block_size=block_size)
             if kind == "weights":
-                of_negatives = Statistic(SUM, lambda s, p: curved(s, False, p))
+                of_negatives = Statistic(
+                    SUM, lambda p, params: of_class(p.similarity, False, params)
+                )
                 sides = sides._replace(of_towers=True)
                 total, _ = weighted_sum(sides, params, of_negatives, given)
                 return (ByClass(total[None], total[None]),)
             if "stages" in kind:
-                return sum(in_two_stages(sides, params, *STAGES), ())
-            sides = sides._replace(anchors=sides.anchors._replace(given=given))
-            return statistics_of(sides, params, statistics)
+                return without_exists(sum(in_two_stages(sides, params, *STAGES), ()))
+            sides = with_numbers(sides, given) if "numbers" in kind else sides
+            return without_exists(statistics_of(sides, params, statistics))
 
         def untiled(params, own, other, given):
-            rows = anchors._replace(features=own, given=None if kind == "weights" else given)
-            others = rows if other is None else references._replace(features=other)
+            rows = anchors._replace(features=own)
+            if "numbers" in kind:
+                rows = rows._replace(numbers=given | step)
+            others = (
+                rows if other is None else references._replace(features=other, numbers=of_others)
+            )
             if kind == "weights":
                 (sums,) = plain(NEGATIVES, params, rows, others, similarity)
                 return (ByClass(*2 * [jnp.sum(given * sums.negative)[None]]),)
             if "stages" not in kind:
                 return plain(statistics, params, rows, others, similarity)
             first = plain(STAGES[0], params, rows, others, similarity)
-            rows = rows._replace(given=level(first))
+            rows = rows._replace(numbers=level(first))
             return first + plain(STAGES[2], params, rows, others, similarity)
 
         def scalar(statistics, inputs):
@@ -288,7 +330,8 @@ def test_the_first_of_the_largest_values(block_size):
     sides = Sides(rows, None, "negative_squared_distance", block_size=block_size)
     values, positions = jax.jit(
         lambda rows: largest_of(
-            sides._replace(anchors=rows), lambda s, own, _: jnp.where(own, s, -s)
+            sides._replace(anchors=rows),
+            lambda pair, _: jnp.where(pair.same, pair.similarity, -pair.similarity),
         )
     )(rows)
     assert values.positive.tolist() == [-1, 0, -1, 0, *3 * [-np.inf]]
@@ -333,7 +376,7 @@ def test_largest_values_over_devices(way, block_size, monkeypatch):
         valid = jnp.ones(len(x), bool)
         anchors, references = anchors_and_references(x, y, valid, given, axis_name, load=True)
         sides = Sides(anchors, references, "inner", block_size=block_size, axis_name=axis_name)
-        found = largest_of(sides, lambda s, _own, _: s)
+        found = largest_of(sides, similarity_of)
         return found, rows_at(found[1].positive, r, axis_name)
 
     spread = over_mesh(partial(run, axis_name="b"), P("b"), P("b"), names=("b",))
