@@ -29,7 +29,7 @@ from jaxloss.core.linear import (
     widen,
 )
 from jaxloss.core.products import low_dtypes
-from jaxloss.pairs.queue import Queue, reference_rows
+from jaxloss.pairs.queue import Queue, reference_rows, share_of
 from jaxloss.pairs.rows import (
     DISTANCES,
     Rows,
@@ -122,7 +122,7 @@ def compare(
         `jaxloss`.
       numbers: A pytree of arrays `[n]` that values depend on, as `pair.anchor`; without references,
         those of the other row are `pair.reference`. Floats have gradients, integers have none.
-      reference_numbers: The same of the references, `[m]`.
+      reference_numbers: The same of the references, `[m]`; of a `Queue`, the same on every device.
       guide, reference_guide: `[n, e]` and `[m, e]`, of which `pair.guide` is the similarity, such
         as features of a teacher. They have no gradient.
       guide_similarity: That of guides; by default `similarity`.
@@ -177,6 +177,11 @@ def compare(
                 raise ValueError(f"`{name}` must come with `references`, which are missing")
         sides = sides._replace(anchors=anchors)
     else:
+        if isinstance(references, Queue) and axis_name is not None:  # As its rows.
+            reference_numbers, reference_guide = jax.tree.map(
+                lambda leaf: share_of(checks.as_array("reference_numbers", leaf), axis_name, 0),
+                (reference_numbers, reference_guide),
+            )
         reference_numbers = _checked_numbers("reference_numbers", reference_numbers, others[2])
         compared_with: Any = rows[1]
         sides = sides._replace(

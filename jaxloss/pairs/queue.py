@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
-from jaxtyping import Bool, Float, Int32, Integer
+from jaxtyping import Bool, Float, Int32, Integer, Shaped
 
 from jaxloss.core import checks
 from jaxloss.core.batch import (
@@ -225,20 +225,23 @@ def reference_rows(
 
 def _own_share(queue: Queue, where: Any, axis_name: AxisName) -> tuple[Queue, Any]:
     """Returns the rows that this device contributes, of as many on each, and their mask."""
-    number, devices = queue.labels.shape[0], axis_size(axis_name)
-    share = -(-number // devices)
-    first, missing = first_position(share, axis_name), share * devices - number
-
-    def own(rows: Array, filling: Any) -> Array:
-        padding = ((0, missing),) + ((0, 0),) * (rows.ndim - 1)
-        rows = jnp.pad(rows, padding, constant_values=filling)
-        return lax.dynamic_slice_in_dim(rows, first, share)
-
     # On a mesh of Explicit axes, a mask is in shares already.
-    if where is not None and checks.as_array("reference_where", where).shape == (number,):
-        where = own(jnp.asarray(where), False)
-    features, labels = own(queue.features, 0), own(queue.labels, -1)
+    if where is not None and checks.as_array("reference_where", where).shape == queue.labels.shape:
+        where = share_of(jnp.asarray(where), axis_name, False)
+    features = share_of(queue.features, axis_name, 0)
+    labels = share_of(queue.labels, axis_name, -1)
     return queue._replace(features=features, labels=labels), where
+
+
+def share_of(
+    rows: Shaped[Array, "m ..."], axis_name: AxisName, filling: Any
+) -> Shaped[Array, "k ..."]:
+    """Returns the rows that this device contributes of those that are the same on every device."""
+    number, devices = rows.shape[0], axis_size(axis_name)
+    share = -(-number // devices)
+    padding = ((0, share * devices - number),) + ((0, 0),) * (rows.ndim - 1)
+    rows = jnp.pad(rows, padding, constant_values=filling)
+    return lax.dynamic_slice_in_dim(rows, first_position(share, axis_name), share)
 
 
 def _checked(queue: Queue) -> Queue:

@@ -29,7 +29,7 @@ from jaxloss.pairs import (
     compare_towers,
 )
 from jaxloss.testing import ContractError, check_loss
-from tests.jaxloss.harness import QUICK, P, enable_x64, mesh, raises
+from tests.jaxloss.harness import QUICK, P, enable_x64, mesh, over_mesh, raises
 from tests.tolerances import FLOAT32
 
 N, M, DIM = 8, 12, 5
@@ -552,6 +552,36 @@ def test_a_queue_takes_the_place_of_references(kind):
     value, (of_rows, of_queue) = run(*rows, queue)
     chex.assert_trees_all_close((value, of_rows), expected, rtol=1e-4, atol=1e-6)
     assert not np.any(np.asarray(of_queue))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [False, True])
+def test_numbers_and_guides_of_a_queue(spread):
+    """They are as its rows: the same on every device, each of which takes a share."""
+    x, y, ages = jnp.asarray(X, jnp.float32), jnp.asarray(Y), jnp.linspace(0.5, 2, 7)
+    queue = jaxloss.push(jaxloss.make_queue(7, DIM), jnp.asarray(R[:6], jnp.float32), y[:6])
+
+    def loss(x, y, ages, queue, axis_name=None):
+        how: Any = {"guide": x[:, :2], "reference_guide": queue.features[:, :2]}
+        pairs = compare(x, y, references=queue, reference_numbers=ages, axis_name=axis_name, **how)
+        value = Statistic(SUM, lambda pair, _: pair.similarity * pair.reference + pair.guide)
+        (sums,) = pairs.statistics((), value)
+        return pairs.reduce(sums.positive - sums.negative)
+
+    def dense(x, ages):
+        s, guide = unit(x) @ unit(queue.features[:6]).T, unit(x[:, :2]) @ unit(R[:6, :2]).T
+        values = s * ages[None, :6] + jax.lax.stop_gradient(guide).astype(s.dtype)
+        same = y[:, None] == queue.labels[None, :6]
+        return jnp.mean(jnp.sum(jnp.where(same, values, -values), axis=1))
+
+    run: Any = loss
+    if spread:
+        rows = P("b"), P("b"), P(), P()
+        run = over_mesh(partial(loss, axis_name="b"), rows, P(), names=("b",))
+    got = jax.jit(jax.value_and_grad(lambda x, ages: run(x, y, ages, queue), (0, 1)))(x, ages)
+    chex.assert_trees_all_close(
+        got, jax.value_and_grad(dense, (0, 1))(x, ages), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_losses_of_ones_own_keep_the_contract(monkeypatch):
