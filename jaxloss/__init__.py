@@ -94,7 +94,6 @@ Losses of your own: `jaxloss.pairs` compares rows in tiles, over devices; `divid
 """
 
 from jaxloss import pairs, sampling
-from jaxloss.core.linear import cosine_logits, linear_logits
 from jaxloss.core.sharding import divided, sharded_loss
 from jaxloss.features.diagnostics import Discriminability, discriminability
 from jaxloss.features.prototypes import (
@@ -115,6 +114,7 @@ from jaxloss.features.subspace import (
 )
 from jaxloss.losses.classifier import classifier_loss
 from jaxloss.losses.contrastive import supervised_contrastive_loss
+from jaxloss.losses.contrastive_metrics import ContrastiveMetrics
 from jaxloss.losses.grouping import (
     contiguous_groups,
     discriminative_groups,
@@ -129,6 +129,7 @@ from jaxloss.losses.hypersphere import (
 )
 from jaxloss.losses.integration import direct_sum_loss, spectral_sum_loss, sum_loss
 from jaxloss.losses.koleo import koleo_loss
+from jaxloss.losses.logits import cosine_logits, linear_logits
 from jaxloss.losses.metric import circle_loss, multi_similarity_loss, nca_loss
 from jaxloss.losses.multilabel import (
     asymmetric_loss,
@@ -145,7 +146,6 @@ from jaxloss.losses.softmax import margin_softmax_loss, sigmoid_loss, softmax_lo
 from jaxloss.losses.towers import info_nce_loss, sigmoid_contrastive_loss
 from jaxloss.losses.triplets import triplet_loss
 from jaxloss.losses.views import barlow_twins_loss, vicreg_loss
-from jaxloss.pairs.metrics import ContrastiveMetrics
 from jaxloss.pairs.queue import Queue, make_queue, push
 
 __version__ = "0.1.0"

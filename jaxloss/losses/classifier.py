@@ -36,12 +36,10 @@ from jaxloss.core.blocks import classes_of_logits
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import (
     InverseNorms,
-    flat_columns,
     inverse_norms,
     inverse_norms_of_scaled,
     inverse_or_zero,
     l2_normalize,
-    largest_of_class,
     power_of_two_scale,
     product_with_columns,
     sizes_are_known,
@@ -51,6 +49,7 @@ from jaxloss.core.linear import (
 from jaxloss.core.logsumexp import Part, is_at_most, is_on, softplus, unless_left_out
 from jaxloss.core.products import Low, low_dtypes, rounded, row_products, times, wide_product
 from jaxloss.core.sharding import divided
+from jaxloss.losses.logits import flat_columns, largest_of_class
 from jaxloss.losses.margins import lowering, margins_of_samples
 
 ClassSimilarity: TypeAlias = Literal["inner", "cosine"]

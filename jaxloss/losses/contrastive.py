@@ -13,9 +13,9 @@ from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.checks import Number
 from jaxloss.core.logsumexp import inverse_if_known, softplus, softplus_of_gap_where
 from jaxloss.core.sharding import divided
+from jaxloss.losses.contrastive_metrics import Watched, contrastive_metrics, num_others, watched
 from jaxloss.pairs.comparison import compare
 from jaxloss.pairs.fused import in_two_stages
-from jaxloss.pairs.metrics import Watched, contrastive_metrics, num_others, watched
 from jaxloss.pairs.queue import Queue
 from jaxloss.pairs.rows import Similarity
 from jaxloss.pairs.statistics import LOGSUMEXP, SUM, ByClass, Pair, Statistic, over_temperature

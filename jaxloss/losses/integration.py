@@ -14,9 +14,10 @@ from jaxtyping import Bool, Float, Integer
 from jaxloss.core import checks
 from jaxloss.core.batch import AxisName, Reduction, labelled_rows
 from jaxloss.core.checks import Number
-from jaxloss.core.linear import logits_of, wide_dtype, widened_classifier
+from jaxloss.core.linear import wide_dtype
 from jaxloss.core.sharding import divided
 from jaxloss.features.subspace import SpectralBasis, project_complement, project_spectral_complement
+from jaxloss.losses.logits import logits_of, widened_classifier
 from jaxloss.losses.metric import nca_loss
 from jaxloss.losses.softmax import softmax_loss
 

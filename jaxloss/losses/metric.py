@@ -14,8 +14,8 @@ from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.checks import Number
 from jaxloss.core.logsumexp import softplus_of_gap_where, softplus_where
 from jaxloss.core.sharding import divided
+from jaxloss.losses.contrastive_metrics import Watched, contrastive_metrics, watched
 from jaxloss.pairs.comparison import Comparison, compare
-from jaxloss.pairs.metrics import Watched, contrastive_metrics, watched
 from jaxloss.pairs.queue import Queue
 from jaxloss.pairs.rows import Similarity
 from jaxloss.pairs.statistics import LOGSUMEXP, PEAK, ByClass, Pair, Statistic, over_temperature

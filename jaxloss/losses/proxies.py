@@ -20,10 +20,11 @@ from jaxloss.core.batch import (
     zero_invalid,
 )
 from jaxloss.core.checks import Number
-from jaxloss.core.linear import cosines, product_with_columns, widen
+from jaxloss.core.linear import product_with_columns, widen
 from jaxloss.core.logsumexp import finite_from_below, logsumexp, softplus
 from jaxloss.core.products import low_dtypes
 from jaxloss.core.sharding import divided
+from jaxloss.losses.logits import cosines
 
 
 @divided

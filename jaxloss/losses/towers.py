@@ -13,11 +13,11 @@ from jaxloss.core.batch import AxisName, Reduction, shares, sum_over
 from jaxloss.core.checks import Number
 from jaxloss.core.logsumexp import inverse_if_known, is_on, softplus
 from jaxloss.core.sharding import divided
+from jaxloss.losses.tower_logits import EqualIds, tower_logits
 from jaxloss.pairs.comparison import compare_towers
 from jaxloss.pairs.fused import weighted_sum
 from jaxloss.pairs.rows import Similarity
 from jaxloss.pairs.statistics import LOGSUMEXP, SOFTPLUS
-from jaxloss.pairs.tower_logits import EqualIds, tower_logits
 from jaxloss.pairs.visits import statistics_of
 
 

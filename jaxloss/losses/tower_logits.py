@@ -21,14 +21,14 @@ from jaxloss.core.batch import sum_over
 from jaxloss.core.linear import l2_normalize
 from jaxloss.core.logsumexp import is_on, logsumexp, softplus
 from jaxloss.core.products import wide_product
-from jaxloss.pairs.comparison import Towers
-from jaxloss.pairs.metrics import (
+from jaxloss.losses.contrastive_metrics import (
     ContrastiveMetrics,
     Watched,
     contrastive_metrics,
     num_others,
     watched,
 )
+from jaxloss.pairs.comparison import Towers
 from jaxloss.pairs.rows import similarities_of_rows
 from jaxloss.pairs.statistics import (
     COUNT,
