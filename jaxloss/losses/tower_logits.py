@@ -268,7 +268,7 @@ class TowerLogits(NamedTuple):
             return None
 
         def mask(pair: Pair, params: _Params) -> Array:
-            used = self._is_used(pair.similarity, pair.own.upper, params)
+            used = self._is_used(pair.similarity, pair.of_row.upper, params)
             return used | pair.same if self.of_ids else used
 
         return mask

@@ -13,6 +13,7 @@ from jaxloss.core import checks
 from jaxloss.core.batch import (
     AxisName,
     Reduction,
+    axis_size,
     checked_rows_of_any_labels,
     comparable,
     first_position,
@@ -61,7 +62,7 @@ class Comparison(NamedTuple):
 
         Returns:
           For each statistic its number over the references of the sample's own class, and over
-          those of other classes. They have gradients by the features, `params` and given numbers.
+          those of other classes. They have gradients by the features, `params` and numbers.
         """
         return statistics_of(self.sides, *_checked(params, self.dtype, statistics))
 
@@ -193,15 +194,15 @@ def compare(
 
 def _checked_numbers(name: str, numbers: Any, valid: Bool[Array, " n"]) -> Any:
     """Returns numbers of rows as arrays of JAX."""
+    size = "n" if name == "numbers" else "m"
 
     def checked(leaf: Any) -> Array:
         array = checks.as_array(name, leaf)
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            array = checks.integers(name, leaf, "n")
+        if not jnp.issubdtype(array.dtype, jnp.number) or jnp.iscomplexobj(array):
+            raise TypeError(f"`{name}` must have a float or an integer dtype, got {array.dtype}")
         if array.shape != valid.shape:
-            raise ValueError(
-                f"`{name}` must have shape [n] with n = {valid.shape[0]}, got {array.shape}"
-            )
+            wanted = f"[{size}] with {size} = {valid.shape[0]}"
+            raise ValueError(f"`{name}` must have shape {wanted}, got {array.shape}")
         return array
 
     return jax.tree.map(checked, numbers)
@@ -209,26 +210,27 @@ def _checked_numbers(name: str, numbers: Any, valid: Bool[Array, " n"]) -> Any:
 
 def _checked_guides(guide: Any, other: Any, name: str, sides: Sides) -> tuple[Array, Array] | None:
     """Returns the guides of anchors and of references."""
+    names = ("queries", "keys") if name == "key_guide" else ("features", "references")
     if guide is None and other is None:
         return None
     if guide is None or (other is None) != (sides.references is None):
         missing = "guide" if guide is None else name
         raise ValueError(f"`{missing}` is missing beside `{name if guide is None else 'guide'}`")
     guide = checks.floating("guide", guide, "n e")
-    checks.same_rows("guide", guide, "features", sides.anchors.labels)
+    checks.same_rows("guide", guide, names[0], sides.anchors.features)
     if sides.references is None:
         return guide, guide
     other = checks.floating(name, other, "m e")
-    checks.same_rows(name, other, "references", sides.references.labels)
+    checks.same_rows(name, other, names[1], sides.references.features)
     checks.same_size(name, other, "m e", "e", guide.shape[1], f"`guide` {guide.shape}")
     return guide, other
 
 
 def _guided(sides: Sides, guides: tuple[Array, Array] | None, similarity: Any) -> Sides:
     """Returns the sides with guides, which are loaded once."""
+    checks.choice("guide_similarity", similarity, get_args(Similarity))
     if guides is None:
         return sides
-    checks.choice("guide_similarity", similarity, get_args(Similarity))
     rows = sides.anchors, sides.references or sides.anchors
     own, other = lax.stop_gradient(widen(*guides))
     if similarity in DISTANCES:
@@ -400,7 +402,9 @@ def compare_towers(
     # The own key of a query is left out, and no other row of one tower is a row of the other.
     key_positions = ~own_positions(num_keys, axis_name)
     if key_ids is not None:
-        key_positions = jnp.concatenate([positions, key_positions[number:]])
+        devices = 1 if axis_name is None else axis_size(axis_name)
+        further = own_positions(num_keys - number, axis_name) + number * devices
+        key_positions = jnp.concatenate([positions, ~further])
     valid = valid & key_valid[:number]
     key_valid = jnp.concatenate([valid, key_valid[number:]])
 
@@ -433,6 +437,7 @@ def compare_towers(
     if sides.guided_by is not None:
         both: Any = sides.anchors.guide, sides.references.guide  # pyright: ignore
         own_guide = similarities_of_rows(sides.guided_by, both[0], both[1][:number])
+        own_guide = own_guide.astype(own.dtype)
     return Towers(sides, own, similarity, own_guide)
 
 
@@ -444,12 +449,14 @@ def _labels(
     axis_name: AxisName | None,
 ) -> tuple[Integer[Array, " n"], Integer[Array, " m"]]:
     """Returns ids of queries and of keys. Negative and absent ones equal no other."""
-    further = keys.shape[0] - ids.shape[0]
+    further, is_alone = keys.shape[0] - ids.shape[0], ids < 0
+    key_is_alone: Any = None
     if key_ids is not None:
         if not have_ids:
             raise ValueError("`ids` is missing beside `key_ids`")
         key_ids = checks.integers("key_ids", key_ids, "m")
         checks.same_rows("key_ids", key_ids, "keys", keys)
+        key_is_alone = key_ids < 0  # A wider dtype may be unsigned.
         ids, key_ids = comparable(ids, key_ids)
     if (further or key_ids is not None) and jnp.issubdtype(ids.dtype, jnp.unsignedinteger):
         # All their values may be ids, so none is free.
@@ -459,9 +466,9 @@ def _labels(
     alone = ids
     if have_ids:
         positions = own_positions(ids.shape[0], axis_name).astype(ids.dtype)
-        alone = jnp.where(ids < 0, -2 - positions, ids)
+        alone = jnp.where(is_alone, -2 - positions, ids)
     if key_ids is not None:
-        return alone, jnp.where(key_ids < 0, -1, key_ids)
+        return alone, jnp.where(key_is_alone, -1, key_ids)
     return alone, jnp.concatenate([alone, jnp.full(further, -1).astype(ids.dtype)])
 
 

@@ -57,7 +57,10 @@ class Pair:
 
     @property
     def same(self) -> Bool[Array, "a b"] | Float[Array, "a b"]:
-        """Whether the two rows are of one class; of multi-hot targets, the Jaccard overlap."""
+        """Whether the two rows are of one class; of multi-hot targets, the Jaccard overlap.
+
+        Of towers, it is an error.
+        """
         return self._of("same", "keys have no class: pairs of equal `ids` are left out")
 
     @property
@@ -78,9 +81,9 @@ class Pair:
         return self._of("guide", "pass `guide`, with `reference_guide` or `key_guide`")
 
     @property
-    def own(self) -> Any:
+    def of_row(self) -> Any:
         """The numbers of the row whose statistic it is: in statistics of keys, those of the key."""
-        return self._of("own", "pass `numbers`")
+        return self._of("of_row", "pass `numbers`")
 
     def _of(self, name: str, hint: str) -> Any:
         found = self.known.get(name)

@@ -257,8 +257,8 @@ def reduced(plan: Plan, params: Params, tile: Tile, axis: int) -> State:
     def reduce(k: int) -> Parts:
         reduction = reduction_of(plan.statistics[k])
         used = _used(plan, k, tile, axis, params)
-        similarities = _of_pairs_that_count(plan, k, tile, used)
-        values = _values(plan, k, tile, axis)(similarities, params, tile.numbers)
+        value = _values(plan, k, tile, axis, used=used)
+        values = value(tile.similarities, params, tile.numbers)
         if plan.of_towers:
             (negative,) = reduction.reduce(values, (used,), axis, tile.positions[axis])
             return Parts(reduction.empty(jnp.zeros_like(negative.peak)), negative)
@@ -298,19 +298,31 @@ def _pair(plan: Plan, tile: Tile, axis: int, similarities: Array, numbers: tuple
     anchor, reference = (columns, rows) if axis == 0 and not plan.of_references else (rows, columns)
     own = anchor if axis == 1 or not plan.of_references else reference
     same = None if plan.of_towers else tile.overlaps
-    known = {"same": same, "anchor": anchor, "reference": reference, "own": own}
+    known = {"same": same, "anchor": anchor, "reference": reference, "of_row": own}
     return Pair(similarities, known | {"guide": tile.guide})
 
 
 def _values(
-    plan: Plan, k: int, tile: Tile, axis: int, function: Callable[..., Array] | None = None
+    plan: Plan,
+    k: int,
+    tile: Tile,
+    axis: int,
+    *,
+    mask: Callable[..., Array] | None = None,
+    used: Bool[Array, "a b"] | None = None,
 ) -> Callable[..., Array]:
-    """Returns the values of statistic k as a function of `(similarities, params, numbers)`."""
-    is_value = function is None
-    function = plan.statistics[k].value if function is None else function
+    """Returns the values of statistic k as a function of `(similarities, params, numbers)`.
+
+    Or, in place of the value, a mask. A value gets the pairs that are `used`.
+    """
+    is_value = mask is None
+    function = plan.statistics[k].value if mask is None else mask
 
     def of(similarities: Array, params: Params, numbers: tuple[Any, Any]) -> Array:
-        found = function(_pair(plan, tile, axis, similarities, numbers), params)
+        pair = _pair(plan, tile, axis, similarities, numbers)
+        if used is not None and not plan.statistics[k].is_smooth:
+            pair = _of_pairs_that_count(pair, used)
+        found = function(pair, params)
         is_number = isinstance(found, bool | int | float)  # The same for all pairs.
         if not is_number and getattr(found, "ndim", None) != similarities.ndim:
             got = f"shape {found.shape}" if hasattr(found, "shape") else type(found).__name__
@@ -332,23 +344,30 @@ def _used(plan: Plan, k: int, tile: Tile, axis: int, params: Params) -> Bool[Arr
     mask = plan.statistics[k].mask
     if mask is None:
         return used
-    found = _values(plan, k, tile, axis, mask)(tile.similarities, params, tile.numbers)
+    found = _values(plan, k, tile, axis, mask=mask)(tile.similarities, params, tile.numbers)
     if found.dtype != jnp.bool_:
         raise TypeError(f"`mask` of a statistic must return bool, got {found.dtype}")
     return used & found
 
 
-def _of_pairs_that_count(
-    plan: Plan, k: int, tile: Tile, used: Bool[Array, "a b"]
-) -> Float[Array, "a b"]:
-    """Returns the similarities, with that of a pair that counts in place of the others, such as an
-    anchor's with itself, at which values are often infinite or have no derivative.
+def _of_pairs_that_count(pair: Pair, used: Bool[Array, "a b"]) -> Pair:
+    """Returns the pairs with one that counts in place of those that do not.
+
+    Such as an anchor's with itself, at which values are often infinite or have no derivative.
     """
-    if plan.statistics[k].is_smooth:
-        return tile.similarities
-    known = lax.stop_gradient(tile.similarities)
-    some = jnp.max(known, where=used & jnp.isfinite(known), initial=-jnp.inf)
-    return jnp.where(used, tile.similarities, jnp.where(some == -jnp.inf, 0, some))
+    if not used.size:
+        return pair
+    similarities = lax.stop_gradient(pair.similarity)
+    finite = used & jnp.isfinite(similarities)
+    row, column = jnp.divmod(jnp.argmax(jnp.where(finite, similarities, -jnp.inf)), used.shape[1])
+    some = jnp.where(finite[row, column], similarities[row, column], 0)
+
+    def of(part: Array) -> Array:
+        of_row, of_column = part.shape[0] > 1, part.shape[1] > 1
+        one = lax.stop_gradient(part)[row if of_row else 0, column if of_column else 0]
+        return jnp.where(used, part, one)
+
+    return Pair(jnp.where(used, pair.similarity, some), jax.tree.map(of, dict(pair.known)))
 
 
 # Gradients ----
@@ -419,11 +438,10 @@ def pulled_back(
         for group in [sides] if alike else [[side] for side in sides]:
             axis = group[0][1]
             used = _used(plan, k, tile, axis, params)
-            similarities = _of_pairs_that_count(plan, k, tile, used)
-            value = _values(plan, k, tile, axis)
+            value = _values(plan, k, tile, axis, used=used)
             values, back = jax.vjp(
                 lambda s, p, floats, value=value: value(s, p, _with_integers(floats, tile.numbers)),
-                *(similarities, params, floats),
+                *(tile.similarities, params, floats),
             )
             shares = [_shares(plan, k, tile, used, values, of[k], along) for of, along in group]
             found = back(sum(shares[1:], shares[0]))

@@ -401,19 +401,23 @@ def towers_of_ids(
     def value(pair, _):
         return pair.similarity * pair.anchor - pair.reference**2 * pair.guide
 
-    (sums,), (of_keys,) = towers.statistics((), Statistic(SUM, value), of_keys=True)
+    (sums, largest), (of_keys, _) = towers.statistics(
+        (), Statistic(SUM, value), Statistic(MAX, value), of_keys=True
+    )
     own_guide: Any = towers.own_guide
     found = of_keys[: queries.shape[0]] * own_guide
-    return towers.reduce(jnp.sin(sums) + found + towers.own**2)
+    return towers.reduce(jnp.sin(sums) + found + towers.own**2 + largest)
 
 
 def dense_towers_of_ids(q, k, ids, key_ids, w, w_k, t, t_k):
     guide = jax.lax.stop_gradient(t @ t_k.T)
     used = ~jnp.eye(len(q), len(k), dtype=bool)
     used &= (ids[:, None] != key_ids[None, :]) | (ids[:, None] < 0)
-    values = jnp.where(used, (q @ k.T) * w[:, None] - w_k[None, :] ** 2 * guide, 0.0)
+    every = (q @ k.T) * w[:, None] - w_k[None, :] ** 2 * guide
+    values, largest = jnp.where(used, every, 0.0), jnp.where(used, every, -jnp.inf).max(1)
     found = jnp.sum(values, axis=0)[: len(q)] * jnp.diagonal(guide)
-    return jnp.mean(jnp.sin(jnp.sum(values, axis=1)) + found + jnp.sum(q * k[: len(q)], 1) ** 2)
+    own = jnp.sum(q * k[: len(q)], axis=1)
+    return jnp.mean(jnp.sin(jnp.sum(values, axis=1)) + found + own**2 + largest)
 
 
 def dense_biased_towers(q, k, bias):
@@ -671,6 +675,41 @@ def test_values_may_have_a_pole_anywhere(similarity, value, mask, block_size):
     chex.assert_trees_all_close(got, expected, rtol=16 * FLOAT32, atol=16 * FLOAT32)
 
 
+@pytest.mark.parametrize("block_size", [None, 3])
+@pytest.mark.parametrize(
+    ("value", "mask"),
+    [
+        (lambda pair, _: pair.similarity / jnp.abs(pair.anchor - pair.reference), None),
+        (lambda pair, _: (pair.similarity - pair.guide) ** 2 / -pair.guide, None),
+        (
+            lambda pair, _: jnp.sqrt(pair.anchor - pair.similarity),
+            lambda pair, _: pair.similarity < pair.anchor,
+        ),
+        (
+            lambda pair, _: pair.similarity * pair.reference / (pair.reference - 1),
+            lambda pair, _: pair.reference < 0.9,
+        ),
+    ],
+    ids=["gap", "guide", "limit", "masked"],
+)
+def test_numbers_and_guides_may_have_a_pole_where_pairs_do_not_count(value, mask, block_size):
+    x, y = jnp.asarray(X, jnp.float32), jnp.asarray(Y)
+    numbers = jnp.asarray(np.where(np.arange(N) == 3, 1, 0.1 * LEVELS), jnp.float32)
+    how: Any = {"guide": x[:, :2], "guide_similarity": "negative_squared_distance"}
+
+    def loss(x, numbers, block_size):
+        pairs = compare(x, y, numbers=numbers, block_size=block_size, **how)
+        (sums,) = pairs.statistics((), Statistic(SUM, value, mask))
+        return pairs.reduce(sums.positive + sums.negative)
+
+    got, expected = (
+        jax.jit(jax.value_and_grad(partial(loss, block_size=size), (0, 1)))(x, numbers)
+        for size in (block_size, 1)
+    )
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(got))
+    chex.assert_trees_all_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_pole_beside_an_infinite_row():
     """Pairs that do not count get no infinite similarity, whose value would be 0 times infinity."""
     rows = jnp.array([[1.0, 0.0], [0.5, 0.5], [jnp.inf, 0.0], [0.25, 1.0]])
@@ -776,7 +815,7 @@ def test_wrong_arguments_are_named():
         compare(x, y).given(x[:7, 0])
     with raises(ValueError, "`labels` and `features` must have the same number of rows"):
         compare(x, y[:3])
-    with raises(ValueError, r"`key_numbers` must have shape \[n\] with n = 8, got \(3,\)"):
+    with raises(ValueError, r"`key_numbers` must have shape \[m\] with m = 8, got \(3,\)"):
         compare_towers(x, x, key_numbers=x[:3, 0])
     with raises(ValueError, "`keys` must have shape .* with m at least 8"):
         compare_towers(x, x[:3])
