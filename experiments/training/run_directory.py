@@ -56,14 +56,17 @@ _NAME = re.compile(r"[\w@. -]{1,80}", re.ASCII)
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """These numbers are strings there."""
 
-_META: Any = {
+WEIGHTS_META: Any = {
     "config": {"data": {"name": str}},
+    **{"origins?": [str], "classes?": str, "classifier?": bool},
+}
+"""What a run that takes its weights from a checkpoint needs of it, as kinds of `check_json`."""
+
+_META: Any = {
+    **WEIGHTS_META,
     "class_counts": [int],
     "steps_per_epoch": int,
     "code": {"version": str, "commit": str | None},
-    "origins?": [str],
-    "classes?": str,
-    "classifier?": bool,
     "seconds": float,
 }
 """What every checkpoint of a run stores of it, as kinds of `check_json`."""

@@ -37,15 +37,11 @@ from experiments.training.checkpoints import (
     checkpoints_folder,
     some_lines,
 )
-from experiments.training.run_directory import read_meta
+from experiments.training.run_directory import WEIGHTS_META, read_meta
 from experiments.training.step import TrainState
 
 _log = logging.getLogger(__name__)
 _SUFFIX = ".safetensors"
-_META: Any = {
-    "config": {"data": {"name": str}},
-    **{"origins?": [str], "classes?": str, "classifier?": bool},
-}
 _LEAVES = {
     "kernel": "weight",
     "scale": "weight",
@@ -100,7 +96,7 @@ def load_weights(
     further = ("params/classifier", *(f"objective_state/{name}" for name in own or ()))
 
     def read(step: int) -> tuple[TrainState, list[str]]:
-        meta = read_meta(checkpoints, step, _META)
+        meta = read_meta(checkpoints, step, WEIGHTS_META)
         before, theirs = meta.get("origins", []), meta.get("classes", "")
         shared = bool(theirs) and share_images(meta["config"]["data"]["name"], data)
         if shared and theirs != classes:

@@ -47,7 +47,6 @@ def watched(
     logits: Callable[[Pair, Any], Float[Array, "a b"]], mask: Callable[..., Any] | None = None
 ) -> tuple[Statistic, Statistic, Statistic]:
     """Returns the statistics of `Watched`, for logits of statistics with this mask."""
-
     values = ((PEAK, logits), (SUM, similarity_of), (COUNT, similarity_of))
     largest, total, number = (
         Statistic(reduction, value, mask, is_smooth=True, has_gradient=False)
