@@ -17,7 +17,7 @@ from jaxloss.core.products import float32_precision
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.queue import reference_rows
 from jaxloss.pairs.row_blocks import Pairs, over_row_blocks
-from jaxloss.pairs.rows import Compared, anchors_and_references, centered
+from jaxloss.pairs.rows import Similarity, anchors_and_references, widened
 
 
 class RetrievalMetrics(NamedTuple):
@@ -31,7 +31,7 @@ class RetrievalMetrics(NamedTuple):
     """The mean average precision at R."""
 
 
-_SIMILARITIES: dict[str, Compared] = {
+_SIMILARITIES: dict[str, Similarity] = {
     "cosine": "inner",
     "euclidean": "negative_squared_distance",
 }
@@ -108,12 +108,8 @@ def retrieval_metrics(
     given = reference_rows(
         references, reference_labels, reference_where, features, axis_name=axis_name
     )
-    anchors, compared = anchors_and_references(
-        features, labels, valid, given, axis_name, normalize=distance == "cosine", load=True
-    )
-    if distance == "euclidean":
-        anchors, compared = centered(anchors, compared, axis_name)
-
+    rows = anchors_and_references(features, labels, valid, given, axis_name)
+    anchors, compared = widened(*rows, normalize=distance == "cosine")
     defined, values = over_row_blocks(
         partial(_of_block, ks=tuple(ks)),
         anchors,

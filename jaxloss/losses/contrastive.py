@@ -128,7 +128,7 @@ def supervised_contrastive_loss(
         values = among_positives + _against_negatives(sums)
     else:
         (sums, weights, *found), (weighted,) = in_two_stages(
-            pairs.sides,
+            pairs,
             params,
             (logits, overlap, *others),
             _of_negatives,
@@ -145,9 +145,9 @@ def supervised_contrastive_loss(
     largest, total, *counted = found
     # Overlaps of class indices are 1: their sum is the number of positives.
     number = counted[0].positive if counted else weights.positive
-    numbers = ByClass(number, num_others(pairs.sides, pairs.dtype) - number)
+    numbers = ByClass(number, num_others(pairs) - number)
     found = Watched(largest, total, numbers)
-    return loss, contrastive_metrics(pairs.sides, found, log_sums, sums.has_positive)
+    return loss, contrastive_metrics(pairs, found, log_sums, sums.has_positive)
 
 
 def _against_negatives(sums: ByClass) -> Float[Array, " n"]:

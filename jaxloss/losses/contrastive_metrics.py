@@ -10,8 +10,9 @@ from jax import Array, lax
 from jaxtyping import Bool, Float
 
 from jaxloss.core.batch import sum_over
+from jaxloss.pairs.comparison import Comparison
 from jaxloss.pairs.statistics import COUNT, PEAK, SUM, ByClass, Pair, Statistic, similarity_of
-from jaxloss.pairs.visits import Sides
+from jaxloss.pairs.towers import Towers
 
 
 class ContrastiveMetrics(NamedTuple):
@@ -55,21 +56,25 @@ def watched(
     return largest, total, number
 
 
-def num_others(sides: Sides, dtype: Any) -> Float[Array, ""]:
+def num_others(pairs: Comparison | Towers) -> Float[Array, ""]:
     """Returns the number of valid references of an anchor, on all devices, without itself."""
-    rows = sides.anchors if sides.references is None else sides.references
-    number = sum_over(jnp.sum(rows.valid, dtype=dtype), sides.axis_name)
-    return number - 1 if sides.references is None else number
+    rows = pairs.anchors if pairs.references is None else pairs.references
+    number = sum_over(jnp.sum(rows.valid, dtype=pairs.dtype), pairs.how.axis_name)
+    return number - 1 if pairs.references is None else number
 
 
 def contrastive_metrics(
-    sides: Sides, found: Watched, log_sums: Float[Array, " n"], counts: Bool[Array, " n"]
+    pairs: Comparison | Towers,
+    found: Watched,
+    log_sums: Float[Array, " n"],
+    counts: Bool[Array, " n"],
 ) -> ContrastiveMetrics:
     """Returns the metrics over the rows of all devices that are valid and count."""
-    counts = counts & sides.anchors.valid
+    counts = counts & pairs.anchors.valid
 
     def total(values: Float[Array, " n"]) -> Float[Array, ""]:
-        return sum_over(jnp.sum(jnp.where(counts, lax.stop_gradient(values), 0)), sides.axis_name)
+        own = jnp.sum(jnp.where(counts, lax.stop_gradient(values), 0))
+        return sum_over(own, pairs.how.axis_name)
 
     def mean(values: Float[Array, " n"], number: Float[Array, " n"]) -> Float[Array, ""]:
         divisor = total(number)

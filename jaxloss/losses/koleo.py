@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
 from jaxloss.core import checks
-from jaxloss.core.batch import AxisName, Reduction, reduce
+from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.checks import Number
 from jaxloss.core.sharding import divided
-from jaxloss.pairs.rows import anchors_and_references, are_low, centered, scaled
-from jaxloss.pairs.statistics import similarity_of
-from jaxloss.pairs.visits import Sides, largest_of, rows_at
+from jaxloss.pairs.comparison import compare_distances
+from jaxloss.pairs.rows import anchors_and_references, widened
+from jaxloss.pairs.statistics import ARGMAX_OF_SIMILARITIES, Statistic
 
 
 @divided
@@ -62,19 +64,20 @@ def koleo_loss(
     features = checks.floating("features", features, "n d")
     mask = checks.row_mask(where, "features", features)
     valid = jnp.ones(features.shape[0], bool) if mask is None else mask
-    given = features, jnp.zeros_like(valid, jnp.int32), valid, None, axis_name
-    anchors, _ = centered(*anchors_and_references(*given, normalize=True, load=True), axis_name)
-    sides = Sides(anchors, None, "negative_squared_distance", None, False, block_size, axis_name)
-    if are_low(features, None):
-        rows, _ = scaled(*anchors_and_references(*given))
-        sides = sides._replace(anchors=rows, similarity="negative_squared_distance_of_units")
-    nearest, positions = largest_of(sides, similarity_of)
-    defined = valid & nearest.has_positive
-    others = rows_at(positions.positive, anchors.features, axis_name)
+    labels = jnp.zeros_like(valid, jnp.int32)
+    how: Any = {"where": valid, "block_size": block_size, "axis_name": axis_name}
+    own = anchors_and_references(features, labels, valid, None, axis_name)
+    wide = widened(*own, normalize=True)
+    units = wide[0].features
+    pairs, closeness = compare_distances(features, labels, None, wide, normalized=True, **how)
+    closest = Statistic(ARGMAX_OF_SIMILARITIES, closeness, is_smooth=True)
+    (nearest,) = pairs.statistics((), closest)
     # From the rows themselves: a product would round the distance of near ones.
-    squares = jnp.sum(jnp.where(defined[:, None], anchors.features - others, 0) ** 2, axis=1)
+    steps = units - pairs.rows_at(nearest.positive, units)
+    defined = valid & nearest.has_positive
+    squares = jnp.sum(jnp.where(defined[:, None], steps, 0) ** 2, axis=1)
     zero = squares == 0  # False for NaN, so that NaN stays visible.
     distances = jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, squares)))
     epsilon = checks.in_range("epsilon", epsilon, distances.dtype, above=0)
     values = -jnp.log(distances + jnp.asarray(epsilon, distances.dtype))
-    return reduce(values, defined, sample_weights, reduction, axis_name)
+    return pairs.reduce(values, defined, sample_weights, reduction)

@@ -99,7 +99,7 @@ def nca_loss(
     loss = pairs.reduce(values, sums.has_positive, sample_weights, reduction)
     if not metrics:
         return loss
-    return loss, contrastive_metrics(pairs.sides, Watched(*found), own + values, sums.has_positive)
+    return loss, contrastive_metrics(pairs, Watched(*found), own + values, sums.has_positive)
 
 
 @divided

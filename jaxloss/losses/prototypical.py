@@ -169,7 +169,7 @@ def _class_logits(
     own_scale = None
     if any(low):  # A scale would not be exact in a low dtype, nor would every center.
         sides = ((anchors, valid, low[0]), (rows, row_valid, low[1]))
-        center = exact_center(center, sides[: 1 if support is None else 2], axis_name)
+        center = exact_center(center, list(sides[: 1 if support is None else 2]), axis_name)
         scale, own_scale = jnp.ones_like(scale), scale * scale
     center = center[None, :]
     references = None if support is None else (rows - center) * scale

@@ -28,8 +28,6 @@ from jaxloss.losses.contrastive_metrics import (
     num_others,
     watched,
 )
-from jaxloss.pairs.comparison import Towers
-from jaxloss.pairs.rows import similarities_of_rows
 from jaxloss.pairs.statistics import (
     COUNT,
     LOGSUMEXP,
@@ -39,7 +37,8 @@ from jaxloss.pairs.statistics import (
     PairReduction,
     Statistic,
 )
-from jaxloss.pairs.visits import Sides, in_both_directions, statistics_of
+from jaxloss.pairs.towers import Towers, similarities_of_rows
+from jaxloss.pairs.visits import statistics_of
 
 EqualIds: TypeAlias = Literal["ignore", "positive"]
 Line: TypeAlias = Callable[[Array, Any], Array]
@@ -95,7 +94,7 @@ class TowerLogits(NamedTuple):
     """The logits of queries and keys."""
 
     towers: Towers
-    sides: Sides
+    """With the numbers of the rows that the logits need."""
     line: Line
     params: _Params
     own: Float[Array, " n"]
@@ -109,7 +108,7 @@ class TowerLogits(NamedTuple):
     @property
     def of_ids(self) -> bool:
         """Whether all keys of an id are positives. Then the tiles have the own ones, too."""
-        return not self.sides.of_towers
+        return not self.towers.how.ignores_equal
 
     def statistic(self, reduction: PairReduction, sign: int = 1, **options: Any) -> Statistic:
         """Returns a statistic of the logits, those of positives with this sign."""
@@ -120,7 +119,16 @@ class TowerLogits(NamedTuple):
                 return logits
             return jnp.where(pair.same, -logits, logits)
 
-        return Statistic(reduction, value, self._mask, bound=self.bound, is_smooth=True, **options)
+        options |= {"bound": self.bound, "is_smooth": True, "by_row": self._mask is not None}
+        return Statistic(reduction, value, self._mask, **options)
+
+    def statistics(
+        self, *statistics: Statistic, of_keys: bool = False
+    ) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...] | None]:
+        """Returns statistics of queries and of keys, by class."""
+        how = self.towers.how._replace(both_ways=of_keys)
+        rows = self.towers.anchors, self.towers.references
+        return statistics_of(*rows, how, self.params, statistics)
 
     def watched(self) -> tuple[Statistic, ...]:
         """Returns the statistics of `metrics_of`."""
@@ -136,13 +144,13 @@ class TowerLogits(NamedTuple):
     @property
     def _totals_are_products(self) -> bool:
         """Whether all similarities are products of the rows at hand."""
-        return self.sides.similarity == "inner" and self.sides.low == (None, None)
+        return self.towers.how.similarity == "inner" and not self.towers.how.is_low
 
     def _totals(self) -> ByClass:
         """Returns the sum of such similarities of each query and all other keys."""
-        keys: Any = self.sides.references
-        every = sum_over(jnp.sum(keys.features, axis=0), self.sides.axis_name)
-        of_all = wide_product(self.sides.anchors.features, every[:, None])[:, 0]
+        queries, keys, how, *_ = self.towers
+        every = sum_over(jnp.sum(keys.features, axis=0), how.axis_name)
+        of_all = wide_product(queries.features, every[:, None])[:, 0]
         return ByClass(self.towers.own, of_all - self.towers.own)
 
     def log_sums(
@@ -152,12 +160,9 @@ class TowerLogits(NamedTuple):
         statistics, number = [self.statistic(LOGSUMEXP)], self.towers.own.shape[0]
         if self.of_ids:
             statistics += [self.statistic(SUM), Statistic(COUNT, mask=self._mask, is_smooth=True)]
-        params, several = self.params, (*statistics, *(self.watched() if metrics else ()))
-        if symmetric:
-            found = in_both_directions(self.sides, params, several)
-        else:
-            found = (statistics_of(self.sides, params, several),)
-        of_sides = [side[: len(statistics)] for side in found]
+        several = (*statistics, *(self.watched() if metrics else ()))
+        found = self.statistics(*several, of_keys=symmetric)
+        of_sides = [side[: len(statistics)] for side in found if side is not None]
         results = [
             self.log_sums_of(*jax.tree.map(lambda x: x[:number], side), own_keys=own)
             for side, own in zip(of_sides, (own_keys, None), strict=False)
@@ -194,7 +199,7 @@ class TowerLogits(NamedTuple):
             total, number = rest
         else:  # All other valid keys.
             (total,) = rest or [self._totals()]
-            number = ByClass(ones, (num_others(self.sides, ones.dtype) - 1) * ones)
+            number = ByClass(ones, (num_others(self.towers) - 1) * ones)
         if not self.of_ids:
             # An equal key in a tile, where it is rounded in another way, is a miss.
             lower = self.own - (
@@ -213,7 +218,7 @@ class TowerLogits(NamedTuple):
             count = jnp.sum(used, 1, dtype=s.dtype)
             number = ByClass(number.positive, number.negative + count)
         counts = jnp.ones_like(log_sums, bool)
-        return contrastive_metrics(self.sides, Watched(largest, total, number), log_sums, counts)
+        return contrastive_metrics(self.towers, Watched(largest, total, number), log_sums, counts)
 
     def logits_of_own_keys(self, queries: Any, own_keys: Any, own_key_where: Any) -> OwnKeys | None:
         """Checks the keys that a query alone sees, and returns their logits."""
@@ -229,7 +234,7 @@ class TowerLogits(NamedTuple):
                 f"`own_keys` must have shape [n, k, d] with n = {number} and d = {dim} to match "
                 f"`queries` {queries.shape}, got {shape}"
             )
-        valid = self.towers.sides.anchors.valid
+        valid = self.towers.anchors.valid
         used = jnp.broadcast_to(valid[:, None], shape[:2])
         if own_key_where is not None:
             used = used & checks.mask_of("own_key_where", own_key_where, "n k", shape[:2])
@@ -286,7 +291,6 @@ def tower_logits(
     line_params: Any,
     *,
     bound: float | None,
-    symmetric: bool,
     has_ids: bool,
     equal_ids: Any,
     key_bias: Float[Array, " m"] | None,
@@ -298,15 +302,14 @@ def tower_logits(
     Args:
       line, line_params: Of similarities without options, as `line(s, line_params)`.
       bound: Of the absolute value of `line`, if one is known.
-      symmetric: Whether keys also look for their queries.
       has_ids: Whether ids are given.
       equal_ids, key_bias, hardness, margin_of_false_negatives: Options of the losses.
     """
     checks.choice("equal_ids", equal_ids, ("ignore", "positive"))
-    dtype, sides = towers.dtype, towers.sides._replace(of_towers=equal_ids == "ignore")
+    queries, keys, dtype = towers.anchors, towers.references, towers.dtype
     if key_bias is not None:
         key_bias = checks.floating("key_bias", key_bias, "m")
-        checks.same_rows("key_bias", key_bias, "keys", sides.references.features)  # pyright: ignore
+        checks.same_rows("key_bias", key_bias, "keys", keys.features)
     of_queries, of_keys = _Numbers(), _Numbers(key_bias)
     hardness = checks.in_range("hardness", hardness, dtype)
     margin = margin_of_false_negatives
@@ -314,16 +317,13 @@ def tower_logits(
         margin = checks.in_range("margin_of_false_negatives", margin, dtype)
         margin = jnp.asarray(margin, dtype)
         own = lax.stop_gradient(_upper(towers))
-        missing = sides.references.labels.shape[0] - own.shape[0]  # pyright: ignore
-        # The further keys look for no query.
-        of_queries, of_keys = (
-            _Numbers(None, own),
-            of_keys._replace(upper=jnp.pad(own, (0, missing))),
-        )
-    sides = sides._replace(
-        anchors=sides.anchors._replace(numbers=of_queries),
-        references=sides.references._replace(numbers=of_keys),  # pyright: ignore
-        by_row=margin is not None and symmetric,
+        missing = keys.labels.shape[0] - own.shape[0]  # The further keys look for no query.
+        of_queries = _Numbers(None, own)
+        of_keys = of_keys._replace(upper=jnp.pad(own, (0, missing)))
+    towers = towers._replace(
+        anchors=queries.with_numbers(of_queries, dtype),
+        references=keys.with_numbers(of_keys, dtype),
+        how=towers.how._replace(ignores_equal=equal_ids == "ignore"),
     )
     if key_bias is not None or bound is None or isinstance(hardness, jax.Array):
         bound = None
@@ -332,10 +332,10 @@ def tower_logits(
     harder = jnp.asarray(hardness, dtype) if is_on(hardness) else None
     params, own = _Params(line_params, harder, margin), line(towers.own, line_params)
     if key_bias is not None:
-        valid = sides.anchors.valid
+        valid = queries.valid
         own = own + jnp.where(valid, jnp.asarray(key_bias, dtype)[: valid.shape[0]], 0)
-    counts_pairs = has_ids or margin is not None or not sides.of_towers
-    return TowerLogits(towers, sides, line, params, own, key_bias is not None, counts_pairs, bound)
+    counts_pairs = has_ids or margin is not None or equal_ids == "positive"
+    return TowerLogits(towers, line, params, own, key_bias is not None, counts_pairs, bound)
 
 
 def _rounding(towers: Towers) -> Float[Array, " n"]:
@@ -343,8 +343,7 @@ def _rounding(towers: Towers) -> Float[Array, " n"]:
     own, eps = towers.own, 16 * float(jnp.finfo(towers.dtype).eps)
     if towers.similarity == "cosine":
         return jnp.full_like(own, eps)
-    rows: Any = towers.sides.anchors
-    keys: Any = towers.sides.references
+    rows, keys = towers.anchors, towers.references
     squares = (
         jnp.sum(side.features[: own.shape[0]].astype(own.dtype) ** 2, axis=1)
         for side in (rows, keys)

@@ -14,11 +14,10 @@ from jaxloss.core.checks import Number
 from jaxloss.core.logsumexp import inverse_if_known, is_on, softplus
 from jaxloss.core.sharding import divided
 from jaxloss.losses.tower_logits import EqualIds, tower_logits
-from jaxloss.pairs.comparison import compare_towers
 from jaxloss.pairs.fused import weighted_sum
 from jaxloss.pairs.rows import Similarity
 from jaxloss.pairs.statistics import LOGSUMEXP, SOFTPLUS
-from jaxloss.pairs.visits import statistics_of
+from jaxloss.pairs.towers import compare_towers
 
 
 @divided
@@ -140,7 +139,6 @@ def info_nce_loss(
         lambda s, T: s / T,
         jnp.asarray(temperature, dtype),
         bound=inverse_if_known(temperature) if similarity == "cosine" else None,
-        symmetric=symmetric,
         has_ids=ids is not None,
         equal_ids=equal_ids,
         key_bias=key_bias,
@@ -241,7 +239,6 @@ def sigmoid_contrastive_loss(
         _on_line,
         _Line(jnp.asarray(scale, dtype), jnp.asarray(bias, dtype)),
         bound=None,
-        symmetric=False,
         has_ids=ids is not None,
         equal_ids=equal_ids,
         key_bias=key_bias,
@@ -257,14 +254,14 @@ def sigmoid_contrastive_loss(
     if alone is not None:
         own = own + jnp.sum(softplus(alone.logits), axis=1, where=alone.used)
     if reduction == "none":
-        sums, *found = statistics_of(logits.sides, logits.params, (terms, *others))
+        (sums, *found), _ = logits.statistics(terms, *others)
         values = own + sums.positive + sums.negative
         loss = towers.reduce(values, sample_weights=sample_weights, reduction=reduction)
     else:
-        valid = logits.sides.anchors.valid
+        valid = towers.anchors.valid
         weights = shares(valid, sample_weights, reduction, axis_name, dtype)
         total = jnp.sum(weights * jnp.where(valid, own, 0))
-        of_tiles, found = weighted_sum(logits.sides, logits.params, terms, weights, others)
+        of_tiles, found = weighted_sum(logits.towers, logits.params, (terms, *others), weights)
         loss = sum_over(total + of_tiles, axis_name)
     if not metrics:
         return loss

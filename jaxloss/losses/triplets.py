@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,11 @@ from jaxloss.core.checks import Number
 from jaxloss.core.linear import distances_of_squares, rounding_of_squares, sizes_are_known
 from jaxloss.core.logsumexp import softplus
 from jaxloss.core.sharding import divided
+from jaxloss.pairs.comparison import Comparison, compare_distances
 from jaxloss.pairs.queue import Queue, reference_rows
 from jaxloss.pairs.row_blocks import Pairs, over_row_blocks
-from jaxloss.pairs.rows import Rows, anchors_and_references, are_low, center_of, centered, scaled
-from jaxloss.pairs.statistics import Pair
-from jaxloss.pairs.visits import Sides, largest_of, rows_at
+from jaxloss.pairs.rows import Rows, anchors_and_references, center_of, widened
+from jaxloss.pairs.statistics import ARGMAX_OF_SIMILARITIES, Pair, Statistic
 
 Mining: TypeAlias = Literal["hard", "semihard", "all"]
 
@@ -104,9 +104,8 @@ def triplet_loss(
     given = reference_rows(
         references, reference_labels, reference_where, features, axis_name=axis_name
     )
-    anchors, compared = anchors_and_references(
-        features, labels, valid, given, axis_name, normalize=normalize, load=True
-    )
+    rows = anchors_and_references(features, labels, valid, given, axis_name)
+    anchors, compared = widened(*rows, normalize=normalize)
     dtype = anchors.features.dtype
     rule = _Rule(
         jnp.asarray(checks.in_range("margin", margin, dtype, at_least=0), dtype),
@@ -114,16 +113,12 @@ def triplet_loss(
         squared,
     )
     if mining == "hard":
-        rows, similarity = (anchors, compared), "negative_squared_distance"
-        if are_low(features, given):
-            rows = anchors_and_references(features, labels, valid, given, axis_name)
-            if normalize:
-                rows, similarity = scaled(*rows), "negative_squared_distance_of_units"
-        mined = Sides(*rows, similarity, block_size=block_size, axis_name=axis_name)
-        sums, counts, defined = _hard(rule, mined, anchors, compared)
+        how: Any = {"where": valid, "block_size": block_size, "axis_name": axis_name}
+        wide = anchors, compared
+        mined = compare_distances(features, labels, given, wide, normalized=normalize, **how)
+        sums, counts, defined = _hard(rule, *mined, anchors, compared)
     else:
         triplets = _all_soft if soft and mining == "all" else _MININGS[mining]
-        anchors, compared = centered(anchors, compared, axis_name)
         sums, counts, defined = triplets(rule, anchors, compared, block_size, axis_name)
     values = sums / jnp.maximum(counts, 1)
     return reduce(values, valid & defined, sample_weights, reduction, axis_name, counts=counts)
@@ -169,30 +164,38 @@ def _distances(
 # Minings ----
 
 
-def _hard(rule: _Rule, mined: Sides, anchors: Rows, references: Rows | None) -> _Triplets:
-    """Tiles tell which are the farthest positive and the nearest negative.
+def _hard(
+    rule: _Rule,
+    pairs: Comparison,
+    closeness: Callable[[Pair, Any], Array],
+    anchors: Rows,
+    references: Rows | None,
+) -> _Triplets:
+    """Tiles tell which are the farthest positive and the nearest negative of an anchor.
 
-    `mined` are the rows as they are compared.
+    `closeness` is a value of `pairs` that falls with the distance of the rows.
     """
-    hardest, positions = largest_of(mined, _farthest_positive_and_nearest_negative)
+
+    def value(pair: Pair, params: Any) -> Float[Array, "a b"]:
+        close = closeness(pair, params)
+        return jnp.where(pair.same, -close, close)
+
+    (hardest,) = pairs.statistics((), Statistic(ARGMAX_OF_SIMILARITIES, value, is_smooth=True))
     defined = hardest.has_positive & hardest.has_negative
+    others, axis_name = references or anchors, pairs.how.axis_name
     # The tiles have their own center: rows relative to it would be a copy more.
-    center = center_of(references or anchors, mined.axis_name)
+    center = center_of(others, axis_name)
     norms = jnp.sum((anchors.features - center[None, :]) ** 2, axis=1)
 
     def distance(positions: Int32[Array, " n"]) -> Float[Array, " n"]:
-        rows = rows_at(positions, (references or anchors).features, mined.axis_name)
+        rows = pairs.rows_at(positions, others.features)
         steps = jnp.where(defined[:, None], anchors.features - rows, 0)
         return _distances(jnp.sum(steps**2, axis=1), norms, rule.squared)
 
-    far, near = lax.map(jax.checkpoint(distance), jnp.stack(positions[:2]))
+    far, near = lax.map(jax.checkpoint(distance), jnp.stack(hardest[:2]))
     # With a NaN in any row, tiles cannot tell which are farthest: it stays visible.
     gaps = far - near + jnp.sum(center - center)
     return _Triplets(rule.hinge(gaps + rule.margin), jnp.ones_like(gaps), defined)
-
-
-def _farthest_positive_and_nearest_negative(pair: Pair, _params: tuple[()]) -> Float[Array, "a b"]:
-    return jnp.where(pair.same, -pair.similarity, pair.similarity)
 
 
 def _in_blocks(of_block: Callable[[_Rule, Pairs, _Lengths], tuple[Array, Array]]) -> _Mining:

@@ -26,54 +26,53 @@ from jax import Array
 from jaxtyping import Float
 
 from jaxloss.core.batch import vary_alike
-from jaxloss.core.blocks import in_blocks, joined
-from jaxloss.core.logsumexp import Part
-from jaxloss.pairs.rows import Rows
+from jaxloss.pairs.comparison import Comparison
+from jaxloss.pairs.rows import How, Rows, in_blocks, joined
 from jaxloss.pairs.statistics import ByClass, Pair, Params, Parts, Statistic
-from jaxloss.pairs.tiles import Loaded, Plan, State, nothing, reduced, results_of, tile_of
+from jaxloss.pairs.tiles import Factor, RowGradient, by_class, merged, nothing, reduced, tile_of
+from jaxloss.pairs.towers import Towers
 from jaxloss.pairs.visits import (
     Found,
-    Index,
     Place,
     Residuals,
-    Sides,
-    add_gradients,
-    at,
+    Side,
+    add,
     backward,
-    both_loaded,
     each_tile,
     forward,
-    gradients_of,
-    merged_at,
+    gradients,
+    gradients_of_tile,
+    loaded_rows,
     no_gradients,
     prepared,
+    with_gradient,
 )
 
 
 def weighted_sum(
-    sides: Sides,
+    towers: Towers,
     params: Params,
-    statistic: Statistic,
+    statistics: tuple[Statistic, ...],
     weights: Float[Array, " n"],
-    others: tuple[Statistic, ...] = (),
 ) -> tuple[Float[Array, ""], tuple[ByClass, ...]]:
     """Returns `Σ_i w_i u_i` over the anchors i of this device, for sums `u_i` over all pairs.
 
     Args:
-      statistic: Of the sums.
-      others: Statistics without a gradient, which are returned, too.
+      towers: The anchors are the queries.
+      params: What the values depend on.
+      statistics: That of the sums, and others without a gradient, which are returned, too.
+      weights: w.
     """
-    plan, params, center, anchors, references = prepared(sides, params, (statistic, *others))
-    params, anchors, references, weights = vary_alike((params, anchors, references, weights))
-    assert references is not None
-    weights = in_blocks(weights.astype(plan.dtype), anchors.valid.shape[1])
-    results: Any = _weighted_sum(plan, params, center, anchors, references, weights)
+    how, *arguments = prepared(towers.anchors, towers.references, towers.how, params)
+    *arguments, weights = vary_alike((*arguments, weights))
+    weights = in_blocks(weights.astype(how.dtype), arguments[2].valid.shape[1])
+    results: Any = _weighted_sum(how, statistics, *arguments, weights)
     total, found = results
-    return total, joined(found, sides.anchors.labels.shape[0])
+    return total, joined(found, len(towers.anchors.valid))
 
 
 def in_two_stages(
-    sides: Sides,
+    pairs: Comparison,
     params: Params,
     first: tuple[Statistic, ...],
     between: Callable[[tuple[ByClass, ...]], Array],
@@ -83,30 +82,33 @@ def in_two_stages(
 
     The function `between` works element by element. The rows have no numbers of their own.
     """
-    plan, *arguments = prepared(sides, params, first)
-    results = _two_stages(plan, between, second, *arguments)
-    return joined(results, sides.anchors.labels.shape[0])
+    how, *arguments = prepared(pairs.anchors, pairs.references, pairs.how, params)
+    second = tuple(statistic._replace(by_row=True) for statistic in second)
+    results = _two_stages(how, first, between, second, *arguments)
+    return joined(results, len(pairs.anchors.valid))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _weighted_sum(
-    plan: Plan,
+    how: How,
+    statistics: tuple[Statistic, ...],
     params: Params,
     center: Array | None,
     anchors: Rows,
     references: Rows,
     weights: Float[Array, "k a"],
 ) -> tuple[Float[Array, ""], tuple[ByClass, ...]]:
-    (((sums, *others), _), _) = forward(plan, params, center, anchors, references)
-    return jnp.sum(weights * _of_all(plan, sums)), tuple(others)
+    (((sums, *others), _), _) = forward(how, statistics, params, center, anchors, references)
+    return jnp.sum(weights * _of_all(how, sums)), tuple(others)
 
 
-def _of_all(plan: Plan, sums: ByClass) -> Float[Array, "k a"]:
-    return sums.negative if plan.of_towers else sums.positive + sums.negative
+def _of_all(how: How, sums: ByClass) -> Float[Array, "k a"]:
+    return sums.negative if how.ignores_equal else sums.positive + sums.negative
 
 
 def _weighted_forward(
-    plan: Plan,
+    how: How,
+    statistics: tuple[Statistic, ...],
     params: Params,
     center: Array | None,
     anchors: Rows,
@@ -114,31 +116,35 @@ def _weighted_forward(
     weights: Float[Array, "k a"],
 ) -> tuple[tuple[Float[Array, ""], tuple[ByClass, ...]], Any]:
     """Returns the results, and the gradients of the sum."""
-    factors = (Parts(*(Part(jnp.zeros_like(weights), weights),) * 2),)
-    own, others = both_loaded(plan, center, anchors, references)
+    rows = anchors, references
+    own, others = loaded_rows(how, center, *rows)
+    factor = Factor(jnp.zeros_like(weights), weights)
+    factors, of_sums = (Parts(factor, factor),), with_gradient(statistics, statistics)
 
-    def visit(
-        own: tuple[Loaded, State], others: Loaded, found: Found, i: Index, j: Index, place: Place
-    ) -> Found:
-        state, d_anchors = found.of_anchors
-        tile = tile_of(plan, center, at(own[0], i), at(others, j))
-        state = merged_at(plan, state, i, reduced(plan, params, tile, axis=1))
-        found = found._replace(of_anchors=d_anchors)
-        found = add_gradients(plan.of_gradient(), params, tile, (own[1], None), found, i, j, place)
+    def of_tile(own: Side, other: Side, place: Place) -> Found:
+        tile = tile_of(how, center, own[0], other[0])
+        state = reduced(how, statistics, params, tile, axis=1)
+        found = gradients_of_tile(how, of_sums, params, tile, (own[1], None), place)
         return found._replace(of_anchors=(state, found.of_anchors))
 
-    d_anchors, *zeros = no_gradients(plan, params, anchors, references)
-    found = Found((nothing(plan, anchors), d_anchors), *zeros)
-    found = each_tile(plan.axis_name, visit, found, (own, factors), others)
+    def merge(old: Any, new: Any) -> Any:
+        if isinstance(old, RowGradient):  # Of the references.
+            return add(old, new)
+        return merged(statistics, old[0], new[0]), add(old[1], new[1])
+
+    found = no_gradients(how, params, *rows)
+    found = found._replace(of_anchors=(nothing(how, statistics, anchors), found.of_anchors))
+    found = each_tile(how, of_tile, merge, found, (own, factors), (others, None))  # pyright: ignore
     state, d_anchors = found.of_anchors
-    found, rows = found._replace(of_anchors=d_anchors), (anchors, references)
-    gradients = gradients_of(plan, center, found, rows, (own, others))
-    sums, *others = results_of(plan, state)
-    results = jnp.sum(weights * _of_all(plan, sums)), tuple(others)
-    return results, (*gradients, _of_all(plan, sums))
+    d_all = gradients(how, center, found._replace(of_anchors=d_anchors), rows, (own, others))
+    sums, *rest = by_class(how, statistics, state)
+    sums = _of_all(how, sums)
+    return (jnp.sum(weights * sums), tuple(rest)), (*d_all, sums)
 
 
-def _weighted_backward(plan: Plan, gradients: Any, cotangents: tuple[Float[Array, ""], Any]) -> Any:
+def _weighted_backward(
+    how: How, statistics: Any, gradients: Any, cotangents: tuple[Float[Array, ""], Any]
+) -> Any:
     cotangent, _ = cotangents
     return jax.tree.map(lambda gradient: (cotangent * gradient).astype(gradient.dtype), gradients)
 
@@ -146,9 +152,10 @@ def _weighted_backward(plan: Plan, gradients: Any, cotangents: tuple[Float[Array
 _weighted_sum.defvjp(_weighted_forward, _weighted_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def _two_stages(
-    plan: Plan,
+    how: How,
+    first: tuple[Statistic, ...],
     between: Callable[[tuple[ByClass, ...]], Array],
     second: tuple[Statistic, ...],
     params: Params,
@@ -156,15 +163,15 @@ def _two_stages(
     anchors: Rows,
     references: Rows | None,
 ) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...]]:
-    (first, _), residuals = forward(plan, params, center, anchors, references)
-    anchors = anchors._replace(numbers=between(first))
-    plan = plan._replace(statistics=second, by_row=True)
-    (later, _), _ = forward(plan, params, center, anchors, references, residuals.kept)
-    return first, later
+    (found, _), before = forward(how, first, params, center, anchors, references)
+    rows = anchors._replace(numbers=between(found)), references
+    (later, _), _ = forward(how, second, params, center, *rows, before.kept)
+    return found, later
 
 
 def _two_stages_forward(
-    plan: Plan,
+    how: How,
+    first: tuple[Statistic, ...],
     between: Callable[[tuple[ByClass, ...]], Array],
     second: tuple[Statistic, ...],
     params: Params,
@@ -172,32 +179,31 @@ def _two_stages_forward(
     anchors: Rows,
     references: Rows | None,
 ) -> tuple[Any, Any]:
-    (first, _), before = forward(plan, params, center, anchors, references)
-    anchors = anchors._replace(numbers=between(first))
-    plan = plan._replace(statistics=(*second, *map(_slope, second)), by_row=True)
-    (later, _), residuals = forward(plan, params, center, anchors, references, before.kept)
-    states = ((*before.states[0], *residuals.states[0][: len(second)]), None)
-    later, slopes = later[: len(second)], later[len(second) :]
-    return (first, later), (residuals._replace(states=states, kept=before.kept), first, slopes)
+    (found, _), before = forward(how, first, params, center, anchors, references)
+    rows = anchors._replace(numbers=between(found)), references
+    statistics, number = (*second, *map(_slope, second)), len(second)
+    (later, _), residuals = forward(how, statistics, params, center, *rows, before.kept)
+    states = (*before.states[0], *residuals.states[0][:number]), None
+    later, slopes = later[:number], later[number:]
+    return (found, later), (residuals._replace(states=states, kept=before.kept), found, slopes)
 
 
 def _two_stages_backward(
-    plan: Plan,
+    how: How,
+    first: tuple[Statistic, ...],
     between: Callable[[tuple[ByClass, ...]], Array],
     second: tuple[Statistic, ...],
     residuals: tuple[Residuals, tuple[ByClass, ...], tuple[ByClass, ...]],
     cotangents: Any,
 ) -> Any:
-    residuals, first, slopes = residuals  # pyright: ignore
-    of_first, of_second = cotangents
-    products = jax.tree.map(jnp.multiply, of_second, slopes)  # 0 of what has no gradient.
-    (through_numbers,) = jax.vjp(between, first)[1](sum(jax.tree.leaves(products)))
-    cotangents = (*jax.tree.map(jnp.add, of_first, through_numbers), *of_second)
-    both = plan._replace(
-        statistics=(*plan.statistics, *second), by_row=True, num_alike=len(plan.statistics)
+    of_both, found, slopes = residuals
+    of_found, of_later = cotangents
+    products = jax.tree.map(jnp.multiply, of_later, slopes)  # 0 of what has no gradient.
+    (through_numbers,) = jax.vjp(between, found)[1](sum(jax.tree.leaves(products)))
+    cotangents = (*add(of_found, through_numbers), *of_later)
+    d_params, d_center, d_anchors, d_references = backward(
+        how, (*first, *second), of_both, (cotangents, None)
     )
-    gradients = backward(both, residuals, (cotangents, None))  # pyright: ignore
-    d_params, d_center, d_anchors, d_references = gradients
     return d_params, d_center, d_anchors._replace(numbers=None), d_references
 
 

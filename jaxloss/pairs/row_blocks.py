@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Integer
 
-from jaxloss.core.batch import AxisName, gather
-from jaxloss.core.blocks import in_blocks, joined, rows_of_all_pairs
+from jaxloss.core.backend import on_cpu
+from jaxloss.core.batch import AxisName, gather, sum_over
 from jaxloss.core.linear import negative_squared_distances, sizes_are_known
 from jaxloss.core.products import float32_precision
-from jaxloss.pairs.rows import Compared, Rows
+from jaxloss.pairs.rows import Rows, Similarity, center_of, in_blocks, joined
 
 Results = TypeVar("Results")
 
@@ -46,7 +46,7 @@ def over_row_blocks(
     anchors: Rows,
     references: Rows | None,
     *,
-    similarity: Compared,
+    similarity: Similarity,
     block_size: int | None,
     axis_name: AxisName | None,
 ) -> Results:
@@ -60,9 +60,14 @@ def over_row_blocks(
       block_size: Anchors of a block. By default it depends on the shapes and the backend.
       axis_name: Mapped axis over which anchors and references are spread. References are gathered.
     """
+    if similarity == "negative_squared_distance":
+        anchors, references = _centered(anchors, references, axis_name)
     others = jax.tree.map(partial(gather, axis_name=axis_name), references or anchors)
     number, num_references = anchors.labels.shape[0], others.labels.shape[0]
-    size = rows_of_all_pairs(number, num_references, block_size)
+    size = number
+    if sizes_are_known(number, num_references):
+        most = (2**18 if on_cpu() else 2**24) // max(num_references, 1)
+        size = max(min(most if block_size is None else block_size, number), 1)
 
     # Invalid references come last, so that padding does not lengthen a class.
     labels = others.labels
@@ -96,7 +101,7 @@ def over_row_blocks(
 
 
 def _pairs(
-    anchors: Rows, references: Rows, similarity: Compared
+    anchors: Rows, references: Rows, similarity: Similarity
 ) -> tuple[Bool[Array, "a m"], Bool[Array, "a m"], Float[Array, "a m"]]:
     """Returns the positives, the negatives and the similarities."""
     used = anchors.valid[:, None] & references.valid[None, :]
@@ -110,3 +115,35 @@ def _pairs(
         own, other = (jnp.sum(rows.features**2, axis=1) for rows in (anchors, references))
         similarities = negative_squared_distances(similarities, own, other)
     return used & positives, used & ~positives, similarities
+
+
+def _centered(
+    anchors: Rows, references: Rows | None, axis_name: AxisName | None
+) -> tuple[Rows, Rows | None]:
+    """Returns the rows relative to a center of the references.
+
+    The center is near most of them, even if a few are far away: a mean of them would take the
+    digits of all others. It is rounded to a part of their spread, so that it does not depend on the
+    order of the rows, and rows of whole numbers stay exact: equal distances are then equal numbers.
+    """
+    rows = lax.stop_gradient(references or anchors)
+    center = center_of(rows, axis_name)
+    number = sum_over(jnp.sum(rows.valid, dtype=center.dtype), axis_name)
+    spread = jnp.zeros_like(number)
+    for _ in range(2):  # Means of weights that fall with the squared distance.
+        squares = jnp.sum((rows.features - center[None, :]) ** 2, axis=1)
+        squares = jnp.where(rows.valid, squares, 0)
+        floor = 1e-6 * sum_over(jnp.sum(squares), axis_name) / jnp.maximum(number, 1)
+        weights = jnp.where(rows.valid & (floor > 0), floor, 0)
+        weights = weights / jnp.where(weights > 0, squares + floor, 1)
+        total = sum_over(jnp.sum(weights), axis_name)
+        moved = sum_over(jnp.sum(weights[:, None] * rows.features, axis=0), axis_name)
+        total_or_1 = jnp.where(total > 0, total, 1)
+        center = jnp.where(total > 0, moved / total_or_1, center)
+        spread = sum_over(jnp.sum(weights * squares), axis_name) / (total_or_1 * center.shape[0])
+    _, exponent = jnp.frexp(jnp.sqrt(jnp.where((spread > 0) & (spread < jnp.inf), spread, 1)))
+    grid = jnp.ldexp(jnp.ones_like(spread), exponent - 4)
+    center = (jnp.round(center / grid) * grid)[None, :]
+    if references is not None:
+        references = references._replace(features=references.features - center)
+    return anchors._replace(features=anchors.features - center), references

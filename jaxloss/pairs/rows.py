@@ -1,25 +1,22 @@
-"""Rows that are compared, as the tiles take them: loaded, scaled or relative to a center."""
+"""What is compared, and how: the two records of the engine."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float, Int32, Integer
+from jaxtyping import Bool, Float, Int32, Integer, Shaped
 
 from jaxloss.core.batch import AxisName, comparable, own_positions, sum_over, zero_invalid
-from jaxloss.core.linear import distances_of_squares, l2_normalize, power_of_two_scaled, widen
-from jaxloss.core.products import Low, low_dtypes, nearest
+from jaxloss.core.linear import l2_normalize, widen
+from jaxloss.core.products import Low, nearest
 
 Similarity: TypeAlias = Literal["inner", "cosine", "negative_squared_distance", "negative_distance"]
 """Of a pair: `x·y`, `x̂·ŷ`, `−‖x − y‖²`, `−‖x − y‖`."""
 DISTANCES = ("negative_squared_distance", "negative_distance")
 """Of these: rows are compared relative to a center, and gradients need row sums."""
-Compared: TypeAlias = Similarity | Literal["negative_squared_distance_of_units"]
-"""What the tiles compute. Cosines, and distances of unit vectors, are those of low-precision rows
-of which no square over- or underflows. Of others, unit vectors have them as inner products and
-distances. Distances of unit vectors have no gradient here."""
 
 
 class Rows(NamedTuple):
@@ -34,21 +31,49 @@ class Rows(NamedTuple):
     """From 0 on, over all devices. Those of references that are no anchors are -1, -2, and so on: a
     reference at the position of the anchor is the anchor itself, and left out."""
     numbers: Any = None
-    """A pytree of arrays `[n]` that the values of pairs depend on."""
+    """A pytree of arrays `[n]` that the values of pairs depend on, with 0 in the invalid rows."""
     guide: Float[Array, "n e"] | None = None
-    """Loaded as `similarities_of_rows` takes them, relative to a center for distances."""
+    """In the dtype of the values: unit vectors for cosines, relative to a center for distances."""
+
+    def with_numbers(self, numbers: Any, dtype: Any) -> Rows:
+        """Returns the rows with other numbers, of which the floats have this dtype."""
+
+        def filled(array: Array) -> Array:
+            is_float = jnp.issubdtype(array.dtype, jnp.floating)
+            return jnp.where(self.valid, array.astype(dtype) if is_float else array, 0)
+
+        return self._replace(numbers=jax.tree.map(filled, numbers))
 
 
-def similarities_of_rows(
-    similarity: Similarity, a: Float[Array, "*k d"], b: Float[Array, "*m d"]
-) -> Float[Array, " *m"]:
-    """Returns the similarities of rows one by one; for cosines, those of unit vectors."""
-    if similarity in ("cosine", "inner"):
-        return jnp.sum(a * b, axis=-1)
-    squares = jnp.sum((a - b) ** 2, axis=-1)
-    if similarity == "negative_squared_distance":
-        return -squares
-    return -distances_of_squares(squares, jnp.zeros_like(squares))
+class How(NamedTuple):
+    """How rows are compared: all that is known before the first number."""
+
+    similarity: Similarity
+    """As tiles compute it. Cosines of wide rows are inner products of unit vectors."""
+    dtype: Any
+    """Of similarities, values and statistics."""
+    low: tuple[Low, Low]
+    """In which low dtype the anchors are multiplied, and the references; None for the wide one.
+    Cosines are those of low-precision rows of which no square over- or underflows."""
+    guide_similarity: Similarity | None = None
+    """As tiles compute it of guides; None without guides."""
+    ignores_equal: bool = False
+    """Whether pairs of one label do not count: labels are then ids, and all pairs are negatives."""
+    both_ways: bool = False
+    """Whether references have statistics, too."""
+    block_sizes: tuple[int | None, int | None] = (None, None)
+    """Anchors and references of a tile. By default they depend on the shapes and the backend."""
+    skips_empty: bool = False
+    """Whether a block without a valid reference is skipped, where many may be empty."""
+    axis_name: AxisName | None = None
+    """Mapped axis over which anchors and references are spread."""
+    ring_axis: AxisName | None = None
+    """The same, if references travel around a ring of devices; None if a device has all of them."""
+
+    @property
+    def is_low(self) -> bool:
+        """Whether any rows are multiplied in a low dtype."""
+        return any(self.low)
 
 
 def anchors_and_references(
@@ -57,50 +82,61 @@ def anchors_and_references(
     valid: Bool[Array, " n"],
     references: tuple[Array, Array, Array] | None,
     axis_name: AxisName | None,
-    *,
-    normalize: bool = False,
-    load: bool = False,
 ) -> tuple[Rows, Rows | None]:
-    """Returns the anchors of this device, and what `reference_rows` returned as rows.
-
-    With `normalize`, their features are unit vectors. With `load`, they are in a wide dtype, with
-    zeros in the invalid rows; by default they are as given, and each tile loads its own.
-    """
-    positions = own_positions(labels.shape[0], axis_name)
-    sides = [Rows(features, labels, valid, positions)]
+    """Returns the anchors of this device, and what `reference_rows` returned as rows."""
+    positions, others = own_positions(labels.shape[0], axis_name), None
     if references is not None:
-        others, other_labels, other_valid = references
-        labels, other_labels = comparable(labels, other_labels)
-        elsewhere = ~own_positions(others.shape[0], axis_name)
-        sides = [
-            Rows(features, labels, valid, positions),
-            Rows(others, other_labels, other_valid, elsewhere),
-        ]
-    if normalize or load:
-        wide = widen(*(rows.features for rows in sides))
-        loaded = l2_normalize if normalize else zero_invalid
-        sides = [
-            rows._replace(features=loaded(x, rows.valid))
-            for rows, x in zip(sides, wide, strict=True)
-        ]
-    return sides[0], None if references is None else sides[1]
+        rows, row_labels, row_valid = references
+        labels, row_labels = comparable(labels, row_labels)
+        others = Rows(rows, row_labels, row_valid, ~own_positions(rows.shape[0], axis_name))
+    return Rows(features, labels, valid, positions), others
 
 
-def are_low(features: Float[Array, "n d"], references: tuple[Array, Array, Array] | None) -> bool:
-    """Returns whether such rows, and what `reference_rows` returned, are multiplied as they are."""
-    return any(low_dtypes(features, features if references is None else references[0]))
+def widened(anchors: Rows, references: Rows | None, *, normalize: bool) -> tuple[Rows, Rows | None]:
+    """Returns the rows in one wide dtype, with zeros in the invalid ones; or unit vectors."""
+    both = [rows for rows in (anchors, references) if rows is not None]
+    load = l2_normalize if normalize else zero_invalid
+    wide = widen(*(rows.features for rows in both))
+    own, *other = (
+        rows._replace(features=load(features, rows.valid))
+        for rows, features in zip(both, wide, strict=True)
+    )
+    return own, other[0] if other else None
 
 
-def scaled(anchors: Rows, references: Rows | None) -> tuple[Rows, Rows | None]:
-    """Returns low-precision rows whose unit vectors are compared."""
+def in_blocks(arrays: Any, size: int) -> Any:
+    """Returns every array `[n, ...]` as `[ceil(n / size), size, ...]`, padded with zeros."""
 
-    def of(rows: Rows) -> Rows:
-        return rows._replace(features=power_of_two_scaled(rows.features, rows.valid))
+    def blocks_of(array: Shaped[Array, " n *shape"]) -> Shaped[Array, "k a *shape"]:
+        missing = -array.shape[0] % size if array.shape[0] else size
+        if missing:
+            array = jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))
+        return array.reshape(-1, size, *array.shape[1:])
 
-    return of(anchors), None if references is None else of(references)
+    return jax.tree.map(blocks_of, arrays)
+
+
+def joined(blocks: Any, number: int) -> Any:
+    """Returns the first rows of every array `[blocks, size, ...]`."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:number], blocks)
 
 
 # Centers: distances relative to one are rounded less ----
+
+
+def center_for(anchors: Rows, references: Rows | None, how: How) -> Float[Array, " d"] | None:
+    """Returns the mean of the references, for distances; with low-precision rows, where exact.
+
+    It is that of the references, so that an anchor that is not finite reaches no other anchor.
+    """
+    if how.similarity not in DISTANCES:
+        return None
+    both = [rows for rows in (anchors, references) if rows is not None]
+    center = center_of(both[-1], how.axis_name)
+    if not how.is_low:
+        return center
+    with_low = [(rows.features, rows.valid, low) for rows, low in zip(both, how.low, strict=False)]
+    return exact_center(center, with_low, how.axis_name)
 
 
 def center_of(rows: Rows, axis_name: AxisName | None) -> Float[Array, " d"]:
@@ -113,54 +149,22 @@ def center_of(rows: Rows, axis_name: AxisName | None) -> Float[Array, " d"]:
 
 def exact_center(
     center: Float[Array, " d"],
-    sides: tuple[tuple[Array, Array, Low], ...],
+    rows: list[tuple[Array, Array, Low]],
     axis_name: AxisName | None,
 ) -> Float[Array, " d"]:
     """Returns the center where all low-precision rows minus it stay exact, and 0 elsewhere.
 
     Args:
       center: Of float32 numbers.
-      sides: Rows, their mask, and the low dtype in which they are exact or None.
+      rows: Features, their mask, and the low dtype in which they are exact or None.
       axis_name: The axis over which the rows are split.
     """
-    center = nearest(center, next(low for *_, low in sides if low is not None))
+    center = nearest(center, next(low for *_, low in rows if low is not None))
     inexact = jnp.zeros(center.shape, jnp.int32)
-    for rows, valid, low in sides:
+    for features, valid, low in rows:
         if low is not None:
-            rows = lax.stop_gradient(rows).astype(center.dtype)
-            moved = rows - center[None, :]
-            exact = (nearest(moved, low) == moved) & (moved + center[None, :] == rows)
+            features = lax.stop_gradient(features).astype(center.dtype)
+            moved = features - center[None, :]
+            exact = (nearest(moved, low) == moved) & (moved + center[None, :] == features)
             inexact += jnp.sum(~exact & valid[:, None], axis=0, dtype=jnp.int32)
     return jnp.where(sum_over(inexact, axis_name) == 0, center, 0)
-
-
-def centered(
-    anchors: Rows, references: Rows | None, axis_name: AxisName | None
-) -> tuple[Rows, Rows | None]:
-    """Returns the rows relative to a center of the references.
-
-    The center is near most of them, even if a few are far away: a mean of them would take the
-    digits of all others. It is rounded to a part of their spread, so that it does not depend on the
-    order of the rows, and rows of whole numbers stay exact: equal distances are then equal numbers.
-    """
-    rows = lax.stop_gradient(references or anchors)
-    center = center_of(rows, axis_name)
-    number = sum_over(jnp.sum(rows.valid, dtype=center.dtype), axis_name)
-    spread = jnp.zeros_like(number)
-    for _ in range(2):  # Means of weights that fall with the squared distance.
-        squares = jnp.sum((rows.features - center[None, :]) ** 2, axis=1)
-        squares = jnp.where(rows.valid, squares, 0)
-        floor = 1e-6 * sum_over(jnp.sum(squares), axis_name) / jnp.maximum(number, 1)
-        weights = jnp.where(rows.valid & (floor > 0), floor, 0)
-        weights = weights / jnp.where(weights > 0, squares + floor, 1)
-        total = sum_over(jnp.sum(weights), axis_name)
-        moved = sum_over(jnp.sum(weights[:, None] * rows.features, axis=0), axis_name)
-        total_or_1 = jnp.where(total > 0, total, 1)
-        center = jnp.where(total > 0, moved / total_or_1, center)
-        spread = sum_over(jnp.sum(weights * squares), axis_name) / (total_or_1 * center.shape[0])
-    _, exponent = jnp.frexp(jnp.sqrt(jnp.where((spread > 0) & (spread < jnp.inf), spread, 1)))
-    grid = jnp.ldexp(jnp.ones_like(spread), exponent - 4)
-    center = (jnp.round(center / grid) * grid)[None, :]
-    if references is not None:
-        references = references._replace(features=references.features - center)
-    return anchors._replace(features=anchors.features - center), references

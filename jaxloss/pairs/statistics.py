@@ -10,6 +10,7 @@ reduction     p               t                 merged
 `LOGSUMEXP`   `max_j v`       `Σ_j e^(v − p)`   as in `logsumexp`
 `MAX`         `max_j v`       its position      larger p; its t, or the smaller of both
 `MIN`         `max_j −v`      its position      as `MAX`
+`ARGMAX`      `max_j v`       its position      as `MAX`
 `SUM`         0               `Σ_j v`           the sum of t
 `COUNT`       0               `Σ_j 1`           the sum of t
 ============  ==============  ================  =============================================
@@ -127,7 +128,7 @@ class PairReduction(NamedTuple):
     merge: Callable[[Any, Any], Any]
     """Two parts to the part of all their pairs."""
     result: Callable[[Any], Any]
-    """Of all pairs: what the loss gets."""
+    """The part of all pairs to what the loss gets."""
     share: Callable[[Array, Array, Array, Array], Array]
     """`(values, used, marks, positions)` to the derivatives by the values, which divisors divide.
     Values that are not used may be of any size."""
@@ -151,7 +152,7 @@ class Statistic(NamedTuple):
     """A reduction of `value(pair, params)` over the pairs of each anchor. See `Pair`."""
 
     reduction: PairReduction
-    """`LOGSUMEXP`, `MAX`, `MIN`, `SUM` or `COUNT`."""
+    """`LOGSUMEXP`, `MAX`, `MIN`, `ARGMAX`, `SUM` or `COUNT`."""
     value: Callable[[Pair, Params], Float[Array, "a b"]] = similarity_of
     """Of each pair that counts, element by element; by default the similarity. It may be infinite
     or have no derivative for the others."""
@@ -167,7 +168,10 @@ class Statistic(NamedTuple):
     of an anchor with itself, and of padding. It saves the engine to replace their similarities."""
     has_gradient: bool = True
     """Whether the result has a gradient. One that only informs, such as an accuracy, costs less
-    without: the gradient of a loss then leaves it out. `COUNT` has none."""
+    without: the gradient of a loss then leaves it out. `COUNT` and `ARGMAX` have none."""
+    by_row: bool = False
+    """Whether the value of a pair depends on which of its rows the statistic is of. A comparison
+    finds out."""
 
 
 def has_gradient(statistic: Statistic) -> bool:
@@ -299,8 +303,14 @@ Of equal values, the first has the gradient. Which are equal after rounding may 
 """
 MIN = MAX._replace(reduce=_reduce_min, result=lambda part: -part.peak)
 """The smallest value; inf for no pair. Otherwise as `MAX`."""
-LARGEST = MAX._replace(reduce=_reduce_max_of_exact, result=lambda part: part)
-"""`MAX` with its position as the total, without a gradient, of similarities or their negatives.
+ARGMAX = MAX._replace(result=lambda part: part.total, has_gradient=False)
+"""The position of the reference with the largest value, among those of all devices.
+
+It is for `Comparison.rows_at`; without a pair, it is none of these. Of equal values, it is the
+first. It has no gradient.
+"""
+ARGMAX_OF_SIMILARITIES = ARGMAX._replace(reduce=_reduce_max_of_exact)
+"""The same, of similarities or their negatives.
 
 These are never rounded; XLA for CPUs finds them three times as fast as the place of a maximum.
 """

@@ -31,99 +31,22 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss.core.backend import on_cpu
-from jaxloss.core.batch import AxisName
 from jaxloss.core.linear import (
     distances_of_squares,
     inverse_norms_of_scaled,
     negative_squared_distances,
     tangential,
 )
-from jaxloss.core.logsumexp import Part
 from jaxloss.core.products import Low, rounded, row_products, times, wide_product
-from jaxloss.pairs.rows import DISTANCES, Compared, Rows, Similarity
-from jaxloss.pairs.statistics import (
-    ByClass,
-    Pair,
-    Params,
-    Parts,
-    Statistic,
-    has_gradient,
-    reduction_of,
-)
-
-_OF_UNITS = ("cosine", "negative_squared_distance_of_units")
-
-
-class Plan(NamedTuple):
-    """All that is known of a comparison before the first tile."""
-
-    statistics: tuple[Statistic, ...]
-    similarity: Compared
-    dtype: Any
-    """Of all computations."""
-    axis_name: AxisName | None
-    """The axis of the ring; None without a ring."""
-    of_references: bool
-    """Whether references have statistics, too."""
-    low: tuple[Low, Low]
-    """In which low dtype the anchors are multiplied, and the references; None for the wide one."""
-    of_towers: bool
-    """Whether pairs of one label do not count. Then values do not depend on the labels."""
-    by_row: bool = False
-    """Whether the values of a pair differ between the statistics of its two rows."""
-    num_alike: int = 0
-    """How many statistics, the first ones, have values that do not differ, even so."""
-    guided_by: Similarity | None = None
-    """The similarity of guides, if there are any."""
-
-    @property
-    def is_low(self) -> bool:
-        """Whether any rows are multiplied in a low dtype."""
-        return any(self.low)
-
-    def with_gradient(self, found: Any) -> Any:
-        """Returns what is found of each statistic without those that have no gradient."""
-        pairs = zip(self.statistics, found, strict=True)
-        return tuple(one for statistic, one in pairs if has_gradient(statistic))
-
-    def of_gradient(self) -> Plan:
-        """Returns the plan of the backward pass."""
-        return self._replace(
-            statistics=self.with_gradient(self.statistics),
-            num_alike=sum(map(has_gradient, self.statistics[: self.num_alike])),
-        )
-
+from jaxloss.pairs.rows import DISTANCES, How, Rows, Similarity
+from jaxloss.pairs.statistics import ByClass, Pair, Params, Parts, Statistic, reduction_of
 
 State: TypeAlias = tuple[Parts, ...]
-"""A `Part` of arrays `[blocks, size]` for each statistic and side."""
-States: TypeAlias = tuple[State, State | None]
-"""Of the anchors, and of the references if they have statistics."""
-
-
-class Tile(NamedTuple):
-    """The pairs of a block of anchors and a block of references."""
-
-    anchors: Float[Array, "a d"]
-    references: Float[Array, "b d"]
-    similarities: Float[Array, "a b"]
-    used: Bool[Array, "a b"]
-    overlaps: Bool[Array, "a b"] | Float[Array, "a b"]
-    positions: tuple[Int32[Array, " a"], Int32[Array, " b"]]
-    numbers: tuple[Any, Any]
-    """Of the anchors `[a]` and of the references `[b]`."""
-    guide: Float[Array, "a b"] | None
-    """The similarities of the guides."""
-    norms: tuple[Float[Array, " a"], Float[Array, " b"]] | None
-    """As in `Loaded`."""
-
-    @property
-    def positives(self) -> Bool[Array, "a b"]:
-        """Which pairs are of one class."""
-        return self.overlaps if self.overlaps.dtype == jnp.bool_ else self.overlaps > 0
+"""Of each statistic the parts of anchors or of references, in arrays `[blocks, size]`."""
 
 
 class Loaded(NamedTuple):
-    """The anchors or the references, in blocks."""
+    """Rows in blocks, as all tiles need them."""
 
     rows: Rows
     norms: Float[Array, "k a"] | None
@@ -131,25 +54,52 @@ class Loaded(NamedTuple):
     products."""
 
 
+class Tile(NamedTuple):
+    """The pairs of a block of anchors and a block of references."""
+
+    anchors: Float[Array, "a d"]
+    references: Float[Array, "b d"]
+    norms: tuple[Float[Array, " a"], Float[Array, " b"]] | None
+    """As in `Loaded`."""
+    similarities: Float[Array, "a b"]
+    guide: Float[Array, "a b"] | None
+    """The similarities of the guides."""
+    used: Bool[Array, "a b"]
+    """Without invalid rows, and without an anchor and itself."""
+    overlaps: Bool[Array, "a b"] | Float[Array, "a b"]
+    positions: tuple[Int32[Array, " a"], Int32[Array, " b"]]
+    numbers: tuple[Any, Any]
+    """Of the anchors `[a]` and of the references `[b]`."""
+
+    @property
+    def positives(self) -> Bool[Array, "a b"]:
+        """Which pairs are of one class."""
+        return self.overlaps if self.overlaps.dtype == jnp.bool_ else self.overlaps > 0
+
+
 # The similarities of a tile ----
 
 
-def loaded(plan: Plan, center: Float[Array, " d"] | None, rows: Rows, low: Low) -> Loaded:
-    """Returns rows in blocks as all tiles need them. Low-precision ones are loaded once."""
-    if plan.similarity == "inner" and not plan.is_low:
+def loaded(how: How, center: Float[Array, " d"] | None, rows: Rows, low: Low) -> Loaded:
+    """Returns rows in blocks as all tiles need them.
+
+    Low-precision ones are loaded here, once. Wide ones are loaded by each tile: a copy of all would
+    take as much memory as they do.
+    """
+    if how.similarity == "inner" and not how.is_low:
         return Loaded(rows, None)
-    features, norms = _load(plan, rows, center), None
-    if plan.similarity in _OF_UNITS:
+    features, norms = _load(how, center, rows), None
+    if how.similarity == "cosine":
         norms = inverse_norms_of_scaled(features)
-    elif plan.similarity != "inner":
+    elif how.similarity in DISTANCES:
         norms = jnp.sum(features**2, axis=-1)
-    if plan.is_low:
+    if how.is_low:
         rows = rows._replace(features=features if low is None else features.astype(low))
     return Loaded(rows, norms)
 
 
 def tile_of(
-    plan: Plan,
+    how: How,
     center: Float[Array, " d"] | None,
     anchors: Loaded,
     references: Loaded,
@@ -158,29 +108,45 @@ def tile_of(
     """Returns the tile of a block of each. Similarities at hand are used."""
     (a, norms_a), (b, norms_b) = anchors, references
     used = a.valid[:, None] & b.valid[None, :] & (a.positions[:, None] != b.positions[None, :])
-    own, other = a.features, b.features
-    if not plan.is_low:
-        own, other = _load(plan, a, center), _load(plan, b, center)
+    own, other, guide = a.features, b.features, None
+    if not how.is_low:
+        own, other = _load(how, center, a), _load(how, center, b)
     norms = None if norms_a is None or norms_b is None else (norms_a, norms_b)
     if similarities is None:
-        similarities = _similarities(plan, own, other, norms)
+        similarities = _similarities(how.similarity, own, other, norms)
+    if how.guide_similarity is not None:
+        guides: Any = lax.stop_gradient((a.guide, b.guide))
+        squares: Any = [jnp.sum(rows**2, axis=1) for rows in guides]
+        guide = _similarities(how.guide_similarity, guides[0], guides[1], squares)
     overlaps = _overlaps(a.labels, b.labels, similarities.dtype)
     positions, numbers = (a.positions, b.positions), (a.numbers, b.numbers)
-    guide = _similarities_of_guides(plan, a, b)
-    return Tile(own, other, similarities, used, overlaps, positions, numbers, guide, norms)
+    return Tile(own, other, norms, similarities, guide, used, overlaps, positions, numbers)
 
 
-def _load(plan: Plan, rows: Rows, center: Float[Array, " d"] | None) -> Float[Array, " *k a d"]:
-    """Returns the features with zeros in the invalid rows, relative to the center.
-
-    Wide ones of products have the zeros already.
-    """
-    features = rows.features.astype(plan.dtype)
-    if plan.similarity == "inner" and not plan.is_low:
-        return features
+def _load(how: How, center: Float[Array, " d"] | None, rows: Rows) -> Float[Array, " *k a d"]:
+    """Returns the features with zeros in the invalid rows, relative to the center."""
+    features = rows.features.astype(how.dtype)
+    if how.similarity == "inner" and not how.is_low:
+        return features  # These have the zeros already.
     if center is not None:
-        features = features - jnp.expand_dims(center.astype(plan.dtype), range(features.ndim - 1))
+        features = features - jnp.expand_dims(center.astype(how.dtype), range(features.ndim - 1))
     return jnp.where(rows.valid[..., None], features, 0)
+
+
+def _similarities(
+    similarity: Similarity, own: Float[Array, "a d"], other: Float[Array, "b d"], norms: Any
+) -> Float[Array, "a b"]:
+    """Returns the similarities of rows with `norms` as in `Loaded`."""
+    products = row_products(own, other)
+    if similarity == "inner":
+        return products
+    if similarity == "cosine":
+        return products * norms[0][:, None] * norms[1][None, :]
+    similarities = negative_squared_distances(products, *norms)
+    if similarity == "negative_distance":
+        similarities = -distances_of_squares(-similarities, norms[0][:, None])
+    # XLA for CPUs would compute them again for each statistic.
+    return lax.optimization_barrier(similarities) if on_cpu() else similarities
 
 
 def _overlaps(
@@ -203,157 +169,122 @@ def _overlaps(
     return both / jnp.maximum(sizes - both, 1)
 
 
-def _similarities(
-    plan: Plan,
-    own: Float[Array, "a d"],
-    other: Float[Array, "b d"],
-    norms: tuple[Float[Array, " a"], Float[Array, " b"]] | None,
-) -> Float[Array, "a b"]:
-    products = row_products(own, other)
-    if norms is None:
-        return products
-    if plan.similarity in _OF_UNITS:
-        cosines = products * norms[0][:, None] * norms[1][None, :]
-        if plan.similarity == "cosine":
-            return cosines
-        squares = ((norm != 0).astype(cosines.dtype) for norm in norms)  # 0 for a zero vector.
-        return negative_squared_distances(cosines, *squares)
-    similarities = negative_squared_distances(products, *norms)
-    if plan.similarity == "negative_distance":
-        similarities = -distances_of_squares(-similarities, norms[0][:, None])
-    # Computed once, and not again for each statistic.
-    return lax.optimization_barrier(similarities) if on_cpu() else similarities
-
-
-def _similarities_of_guides(plan: Plan, anchors: Rows, references: Rows) -> Array | None:
-    """Returns those of loaded guides, which are relative to a center for distances."""
-    if plan.guided_by is None:
-        return None
-    guides: Any = anchors.guide, references.guide
-    own, other = (lax.stop_gradient(guide).astype(plan.dtype) for guide in guides)
-    products = row_products(own, other)
-    if plan.guided_by in ("cosine", "inner"):
-        return products
-    norms = jnp.sum(own**2, axis=1), jnp.sum(other**2, axis=1)
-    similarities = negative_squared_distances(products, *norms)
-    if plan.guided_by == "negative_distance":
-        similarities = -distances_of_squares(-similarities, norms[0][:, None])
-    return similarities
-
-
 # Statistics ----
 
 
-def nothing(plan: Plan, rows: Rows) -> State:
+def nothing(how: How, statistics: tuple[Statistic, ...], rows: Rows) -> State:
     """Returns the statistics over no pair, of rows in blocks."""
-    zeros = jnp.zeros_like(rows.valid, plan.dtype)
-    empty = [reduction_of(statistic).empty(zeros) for statistic in plan.statistics]
+    zeros = jnp.zeros_like(rows.valid, how.dtype)
+    empty = [reduction_of(statistic).empty(zeros) for statistic in statistics]
     return tuple(Parts(part, part) for part in empty)
 
 
-def reduced(plan: Plan, params: Params, tile: Tile, axis: int) -> State:
-    """Reduces a tile along an axis; the anchors are along the other one."""
+def reduced(
+    how: How, statistics: tuple[Statistic, ...], params: Params, tile: Tile, axis: int
+) -> State:
+    """Reduces a tile along an axis: 1 for the statistics of the anchors, 0 for the references'."""
 
-    def reduce(k: int) -> Parts:
-        reduction = reduction_of(plan.statistics[k])
-        used = _used(plan, k, tile, axis, params)
-        value = _values(plan, k, tile, axis, used=used)
+    def parts(statistic: Statistic) -> Parts:
+        reduction = reduction_of(statistic)
+        used = _used(how, statistic, params, tile, axis)
+        value = _value(how, statistic, tile, axis, used)
         values = value(tile.similarities, params, tile.numbers)
-        if plan.of_towers:
+        if how.ignores_equal:
             (negative,) = reduction.reduce(values, (used,), axis, tile.positions[axis])
             return Parts(reduction.empty(jnp.zeros_like(negative.peak)), negative)
         masks = used & tile.positives, used & ~tile.positives
         return Parts(*reduction.reduce(values, masks, axis, tile.positions[axis]))
 
-    return tuple(map(reduce, range(len(plan.statistics))))
+    return tuple(map(parts, statistics))
 
 
-def merged(plan: Plan, old: State, new: State) -> State:
-    """Returns the statistics over the references of both."""
+def merged(statistics: tuple[Statistic, ...], old: State, new: State) -> State:
+    """Returns the statistics over the pairs of both."""
     return tuple(
         Parts(*map(reduction_of(statistic).merge, *parts))
-        for statistic, *parts in zip(plan.statistics, old, new, strict=True)
+        for statistic, *parts in zip(statistics, old, new, strict=True)
     )
 
 
-def results_of(plan: Plan, state: State) -> tuple[ByClass, ...]:
-    """Returns the statistics from their parts."""
+def by_class(how: How, statistics: tuple[Statistic, ...], state: State) -> tuple[ByClass, ...]:
+    """Returns the statistics over all pairs from their parts."""
 
     def found(statistic: Statistic, parts: Parts) -> ByClass:
         reduction = reduction_of(statistic)
-        exists = tuple(reduction.exists(part).astype(plan.dtype) for part in parts)
+        exists = tuple(reduction.exists(part).astype(how.dtype) for part in parts)
         return ByClass(reduction.result(parts.positive), reduction.result(parts.negative), exists)
 
-    return tuple(map(found, plan.statistics, state))
+    return tuple(map(found, statistics, state))
 
 
-def _pair(plan: Plan, tile: Tile, axis: int, similarities: Array, numbers: tuple[Any, Any]) -> Pair:
-    """Returns what values of the statistics along an axis are computed from.
+# What users write, of the pairs of a tile ----
 
-    If the anchors are their own references, those of the columns are the anchors along the axis 0.
-    """
+
+def _pair(how: How, tile: Tile, axis: int, similarities: Array, numbers: tuple[Any, Any]) -> Pair:
+    """Returns the pairs of a tile for statistics along an axis."""
     rows, columns = (
         jax.tree.map(partial(jnp.expand_dims, axis=1 - k), of) for k, of in enumerate(numbers)
     )
-    anchor, reference = (columns, rows) if axis == 0 and not plan.of_references else (rows, columns)
-    own = anchor if axis == 1 or not plan.of_references else reference
-    same = None if plan.of_towers else tile.overlaps
-    known = {"same": same, "anchor": anchor, "reference": reference, "of_row": own}
-    return Pair(similarities, known | {"guide": tile.guide})
+    # Below the diagonal of the anchors among themselves, the columns are anchors, too.
+    is_turned = axis == 0 and not how.both_ways
+    anchor, reference = (columns, rows) if is_turned else (rows, columns)
+    known = {
+        "same": None if how.ignores_equal else tile.overlaps,
+        "anchor": anchor,
+        "reference": reference,
+        "of_row": columns if axis == 0 else rows,
+        "guide": tile.guide,
+    }
+    return Pair(similarities, known)
 
 
-def _values(
-    plan: Plan,
-    k: int,
-    tile: Tile,
-    axis: int,
-    *,
-    mask: Callable[..., Array] | None = None,
-    used: Bool[Array, "a b"] | None = None,
-) -> Callable[..., Array]:
-    """Returns the values of statistic k as a function of `(similarities, params, numbers)`.
-
-    Or, in place of the value, a mask. A value gets the pairs that are `used`.
-    """
-    is_value = mask is None
-    function = plan.statistics[k].value if mask is None else mask
-
-    def of(similarities: Array, params: Params, numbers: tuple[Any, Any]) -> Array:
-        pair = _pair(plan, tile, axis, similarities, numbers)
-        if used is not None and not plan.statistics[k].is_smooth:
-            pair = _of_pairs_that_count(pair, used)
-        found = function(pair, params)
-        is_number = isinstance(found, bool | int | float)  # The same for all pairs.
-        if not is_number and getattr(found, "ndim", None) != similarities.ndim:
-            got = f"shape {found.shape}" if hasattr(found, "shape") else type(found).__name__
-            raise ValueError(
-                "`value` and `mask` of a statistic must work element by element, on similarities "
-                f"of shape {similarities.shape}; got a result of {got}. A number for all pairs is "
-                "jnp.full_like(pair.similarity, number)"
-            )
-        found = jnp.asarray(found)
-        found = found.astype(similarities.dtype) if is_value else found
-        return jnp.broadcast_to(found, similarities.shape)
-
-    return of
-
-
-def _used(plan: Plan, k: int, tile: Tile, axis: int, params: Params) -> Bool[Array, "a b"]:
-    """Returns the pairs of a tile that count in statistic k."""
-    used = tile.used & ~tile.positives if plan.of_towers else tile.used
-    mask = plan.statistics[k].mask
-    if mask is None:
+def _used(
+    how: How, statistic: Statistic, params: Params, tile: Tile, axis: int
+) -> Bool[Array, "a b"]:
+    """Returns the pairs of a tile that count in a statistic."""
+    used = tile.used & ~tile.positives if how.ignores_equal else tile.used
+    if statistic.mask is None:
         return used
-    found = _values(plan, k, tile, axis, mask=mask)(tile.similarities, params, tile.numbers)
+    pair = _pair(how, tile, axis, tile.similarities, tile.numbers)
+    found = _of_each_pair(statistic.mask(pair, params), pair)
     if found.dtype != jnp.bool_:
         raise TypeError(f"`mask` of a statistic must return bool, got {found.dtype}")
     return used & found
 
 
+def _value(
+    how: How, statistic: Statistic, tile: Tile, axis: int, used: Bool[Array, "a b"]
+) -> Callable[..., Float[Array, "a b"]]:
+    """Returns the values of a statistic as a function of similarities, parameters and numbers."""
+
+    def value(similarities: Array, params: Params, numbers: tuple[Any, Any]) -> Array:
+        pair = _pair(how, tile, axis, similarities, numbers)
+        if not statistic.is_smooth:
+            pair = _of_pairs_that_count(pair, used)
+        return _of_each_pair(statistic.value(pair, params), pair).astype(similarities.dtype)
+
+    return value
+
+
+def _of_each_pair(found: Any, pair: Pair) -> Array:
+    """Returns what a value or a mask returned, which may be one number for all pairs."""
+    shape = pair.similarity.shape
+    is_number = isinstance(found, bool | int | float)
+    if not is_number and getattr(found, "ndim", None) != len(shape):
+        got = f"shape {found.shape}" if hasattr(found, "shape") else type(found).__name__
+        raise ValueError(
+            "`value` and `mask` of a statistic must work element by element, on similarities "
+            f"of shape {shape}; got a result of {got}. A number for all pairs is "
+            "jnp.full_like(pair.similarity, number)"
+        )
+    return jnp.broadcast_to(jnp.asarray(found), shape)
+
+
 def _of_pairs_that_count(pair: Pair, used: Bool[Array, "a b"]) -> Pair:
     """Returns the pairs with one that counts in place of those that do not.
 
-    Such as an anchor's with itself, at which values are often infinite or have no derivative.
+    Such as an anchor's with itself, at which values are often infinite or have no derivative: the
+    gradient would be 0 · ∞.
     """
     if not used.size:
         return pair
@@ -378,25 +309,34 @@ class RowGradient(NamedTuple):
 
     products: Float[Array, "k a d"]
     sums: Float[Array, "k a"] | None
-    """None for products."""
+    """For distances, else None."""
     numbers: Any
     """Of the numbers of the rows; None in place of integers."""
 
 
-def no_gradient(plan: Plan, rows: Rows) -> RowGradient:
+class Factor(NamedTuple):
+    """By what the share of a pair in a statistic of its row is multiplied."""
+
+    mark: Array
+    """What the share depends on, as `PairReduction.mark` has it."""
+    factor: Array
+    """The cotangent of the statistic, divided by `PairReduction.divisor`."""
+
+
+def no_gradient(how: How, rows: Rows) -> RowGradient:
     """Returns the zero gradient of rows in blocks."""
-    sums = jnp.zeros_like(rows.valid, plan.dtype) if plan.similarity in DISTANCES else None
-    numbers = jax.tree.map(jnp.zeros_like, floats_of(rows.numbers))
-    return RowGradient(jnp.zeros_like(rows.features, plan.dtype), sums, numbers)
+    sums = jnp.zeros_like(rows.valid, how.dtype) if how.similarity in DISTANCES else None
+    numbers = jax.tree.map(jnp.zeros_like, _floats_of(rows.numbers))
+    return RowGradient(jnp.zeros_like(rows.features, how.dtype), sums, numbers)
 
 
-def floats_of(numbers: Any) -> Any:
+def _floats_of(numbers: Any) -> Any:
     """Returns the numbers that have gradients, and None in place of integers."""
     return jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.floating) else None, numbers)
 
 
 def _with_integers(floats: Any, numbers: Any) -> Any:
-    """Returns `floats_of` numbers with the integers that these have."""
+    """Returns `_floats_of` numbers with the integers that these have."""
 
     def known(own: Array | None, number: Any) -> Any:
         return number if own is None else own
@@ -404,94 +344,100 @@ def _with_integers(floats: Any, numbers: Any) -> Any:
     return jax.tree.map(known, floats, numbers, is_leaf=lambda leaf: leaf is None)
 
 
-def factors_of(plan: Plan, state: State | None, cotangents: Any) -> Any:
-    """Returns the marks, and by what the share of a pair in its statistic is multiplied."""
-    if state is None:
-        return None
+def factors_of(
+    statistics: tuple[Statistic, ...], state: State, cotangents: tuple[ByClass, ...]
+) -> tuple[Parts, ...]:
+    """Returns the factors of the rows in blocks, for both kinds of pairs."""
 
-    def factor(statistic: Statistic, part: Part, cotangent: Array) -> Part:
+    def factor(statistic: Statistic, part: Any, cotangent: Array) -> Factor:
         reduction = reduction_of(statistic)
         mark = part.peak if reduction.mark is None else reduction.mark(part)
         if reduction.divisor is not None:
             divisor = reduction.divisor(part)
             cotangent = cotangent / jnp.where(divisor == 0, 1, divisor)
-        return Part(mark, cotangent)
+        return Factor(mark, cotangent)
 
     return tuple(
         Parts(*map(partial(factor, statistic), parts, cotangent[:2]))
-        for statistic, parts, cotangent in zip(plan.statistics, state, cotangents, strict=True)
+        for statistic, parts, cotangent in zip(statistics, state, cotangents, strict=True)
     )
 
 
 def pulled_back(
-    plan: Plan, params: Params, tile: Tile, sides: list[tuple[State, int]]
+    how: How,
+    statistics: tuple[Statistic, ...],
+    params: Params,
+    tile: Tile,
+    factors: list[tuple[int, tuple[Parts, ...]]],
 ) -> tuple[Float[Array, "a b"], Params, tuple[Any, Any]]:
     """Returns the gradients of what is multiplied, of the parameters, and of the numbers.
 
     Args:
-      sides: The factors of the anchors, and the axis along which the anchor does not change.
+      factors: Those of the rows of a side, after the axis along which their statistics are.
     """
-    total, floats = jnp.zeros_like(tile.similarities), floats_of(tile.numbers)
+    total, floats = jnp.zeros_like(tile.similarities), _floats_of(tile.numbers)
     d_others = jax.tree.map(jnp.zeros_like, (params, floats))
-    for k in range(len(plan.statistics)):
-        alike = not plan.by_row or k < plan.num_alike
-        for group in [sides] if alike else [[side] for side in sides]:
-            axis = group[0][1]
-            used = _used(plan, k, tile, axis, params)
-            value = _values(plan, k, tile, axis, used=used)
+    for k, statistic in enumerate(statistics):
+        # Where both sides have the same values, their shares are pulled back at once.
+        for sides in [[side] for side in factors] if statistic.by_row else [factors]:
+            axis = sides[0][0]
+            used = _used(how, statistic, params, tile, axis)
+            value = _value(how, statistic, tile, axis, used)
             values, back = jax.vjp(
                 lambda s, p, floats, value=value: value(s, p, _with_integers(floats, tile.numbers)),
                 *(tile.similarities, params, floats),
             )
-            shares = [_shares(plan, k, tile, used, values, of[k], along) for of, along in group]
+            shares = [
+                _shares(how, statistic, tile, used, values, of[k], axis) for axis, of in sides
+            ]
             found = back(sum(shares[1:], shares[0]))
-            if not plan.statistics[k].is_smooth:  # Without a pair that counts, 0 may be a pole.
+            if not statistic.is_smooth:  # Without a pair that counts, 0 may be a pole.
                 some = jnp.any(used)
                 found = jax.tree.map(lambda d, some=some: jnp.where(some, d, 0), found)
             d_values, *others = found
             total = total + d_values
             d_others = jax.tree.map(jnp.add, d_others, tuple(others))
-    if plan.similarity == "cosine":  # By the products.
+    if how.similarity == "cosine":  # By the products.
         total = total * tile.norms[0][:, None] * tile.norms[1][None, :]  # pyright: ignore
-    elif plan.similarity == "negative_distance":  # By the squares.
+    elif how.similarity == "negative_distance":  # By the squares.
         zero = tile.similarities == 0
         total = jnp.where(zero, 0, total / jnp.where(zero, 1, -2 * tile.similarities))
     # The sums are those of what is multiplied: a large mean of the rows then cancels.
-    return rounded(total, plan.low[0] or plan.low[1]), *d_others
+    return rounded(total, how.low[0] or how.low[1]), *d_others
 
 
 def _shares(
-    plan: Plan,
-    k: int,
+    how: How,
+    statistic: Statistic,
     tile: Tile,
     used: Bool[Array, "a b"],
     values: Array,
     factors: Parts,
     axis: int,
 ) -> Float[Array, "a b"]:
-    """Returns the gradients of a tile's values, of which some are used."""
+    """Returns the cotangents of the values of a tile, of which some are used."""
 
-    def select(positive: Array, negative: Array) -> Array:
+    def of_kind(positive: Array, negative: Array) -> Array:
         expand = partial(jnp.expand_dims, axis=axis)
-        if plan.of_towers:
+        if how.ignores_equal:
             return expand(negative)
         return jnp.where(tile.positives, expand(positive), expand(negative))
 
-    reduction = reduction_of(plan.statistics[k])
+    reduction = reduction_of(statistic)
     marks: Any = 0  # The same for both sides of a tile: XLA then computes one share.
     if reduction.mark is not None:
-        marks = select(factors.positive.peak, factors.negative.peak)
-    factor = select(factors.positive.total, factors.negative.total)
+        marks = of_kind(factors.positive.mark, factors.negative.mark)
+    factor = of_kind(factors.positive.factor, factors.negative.factor)
     positions = jnp.expand_dims(tile.positions[axis], 1 - axis)
     return jnp.where(used, factor * reduction.share(values, used, marks, positions), 0)
 
 
 def times_rows(
-    plan: Plan, d_tile: Float[Array, "a b"], rows: Float[Array, "_ d"], axis: int, numbers: Any
+    how: How, d_tile: Float[Array, "a b"], rows: Float[Array, "_ d"], axis: int, numbers: Any
 ) -> RowGradient:
     """Returns `D X` for the axis 1, and `Dᵀ X` for the axis 0, with the sums of D along it."""
-    with_sums = plan.similarity in DISTANCES
-    if with_sums and plan.is_low:
+    with_sums = how.similarity in DISTANCES
+    if with_sums and how.is_low:
         # A matrix unit adds up, too, by columns of ones. GPUs like a multiple of eight of them.
         rows = jnp.concatenate([rows, jnp.ones_like(rows, shape=(rows.shape[0], 8))], axis=1)
         products = times(d_tile if axis == 1 else d_tile.T, rows)
@@ -511,11 +457,11 @@ def _product_of_transpose(a: Float[Array, "a b"], rows: Float[Array, "a d"]) -> 
 
 
 def feature_gradient(
-    plan: Plan, center: Float[Array, " d"] | None, gradient: RowGradient, rows: Rows, side: Loaded
+    how: How, center: Float[Array, " d"] | None, gradient: RowGradient, rows: Rows, side: Loaded
 ) -> Rows:
     """Returns the gradient of rows in blocks, in their dtype."""
-    x = side.rows.features if plan.is_low else _load(plan, rows, center)
-    x, d_features = x.astype(plan.dtype), gradient.products
+    x = side.rows.features if how.is_low else _load(how, center, rows)
+    x, d_features = x.astype(how.dtype), gradient.products
     if gradient.sums is not None:
         d_features = 2 * (d_features - gradient.sums[..., None] * x)
     elif side.norms is not None:

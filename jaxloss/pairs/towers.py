@@ -1,0 +1,256 @@
+"""Comparisons of two towers: each query with its own key, and with the other keys."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, overload
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int32, Integer
+
+from jaxloss.core import checks
+from jaxloss.core.batch import (
+    AxisName,
+    Reduction,
+    axis_size,
+    comparable,
+    first_position,
+    gather,
+    own_positions,
+    zero_invalid,
+)
+from jaxloss.core.linear import (
+    distances_of_squares,
+    inverse_norms_of_scaled,
+    l2_normalize,
+    power_of_two_scaled,
+    wide_dtype,
+    widen,
+)
+from jaxloss.core.products import low_dtypes
+from jaxloss.pairs.comparison import (
+    check_options,
+    checked_numbers,
+    checked_statistics,
+    reduced_losses,
+    with_guides,
+)
+from jaxloss.pairs.rows import How, Rows, Similarity
+from jaxloss.pairs.statistics import Params, Statistic
+from jaxloss.pairs.visits import statistics_of
+
+
+class Towers(NamedTuple):
+    """Each query with its own key, and with the other keys: see `compare_towers`."""
+
+    anchors: Rows
+    """The queries."""
+    references: Rows
+    """The keys."""
+    how: How
+    own: Float[Array, " n"]
+    """The similarity of each query and its own key."""
+    similarity: Similarity
+    own_guide: Float[Array, " n"] | None = None
+    """The similarity of the guides of each query and its own key."""
+
+    @property
+    def dtype(self) -> Any:
+        """Of values and statistics."""
+        return self.how.dtype
+
+    @overload
+    def statistics(
+        self, params: Params, *statistics: Statistic, of_keys: Literal[False] = False
+    ) -> tuple[Float[Array, " n"], ...]: ...
+    @overload
+    def statistics(
+        self, params: Params, *statistics: Statistic, of_keys: Literal[True]
+    ) -> tuple[tuple[Float[Array, " n"], ...], tuple[Float[Array, " m"], ...]]: ...
+    def statistics(self, params: Params, *statistics: Statistic, of_keys: bool = False) -> Any:
+        """Returns statistics over the other keys of each query, all in one visit of the tiles.
+
+        Args:
+          params: A pytree of numbers or float arrays that values depend on.
+          *statistics: What to compute. `pair.anchor` is the query's, and `pair.reference` the
+            key's, in statistics of keys, too.
+          of_keys: Whether to return those over the other queries of each key, too.
+
+        Returns:
+          For each statistic an array `[n]`; with `of_keys`, these and as many arrays `[m]`.
+        """
+        statistics = checked_statistics(params, statistics)
+        how = self.how._replace(both_ways=of_keys)
+        both = statistics_of(self.anchors, self.references, how, params, statistics)
+        sides = [tuple(found.negative for found in side) for side in both if side is not None]
+        return tuple(sides) if of_keys else sides[0]
+
+    def reduce(
+        self,
+        values: Float[Array, " n"],
+        counts: Bool[Array, " n"] | None = None,
+        sample_weights: Float[Array, " n"] | None = None,
+        reduction: Reduction = "mean",
+    ) -> Float[Array, ""] | Float[Array, " n"]:
+        """Reduces the losses of the queries that are valid and count, as `Comparison.reduce`."""
+        return reduced_losses("queries", self, values, counts, sample_weights, reduction)
+
+
+def compare_towers(
+    queries: Float[Array, "n d"],
+    keys: Float[Array, "m d"],
+    *,
+    ids: Integer[Array, " n"] | None = None,
+    key_ids: Integer[Array, " m"] | None = None,
+    key_where: Bool[Array, " m"] | None = None,
+    numbers: Any = None,
+    key_numbers: Any = None,
+    guide: Float[Array, "n e"] | None = None,
+    key_guide: Float[Array, "m e"] | None = None,
+    guide_similarity: Similarity | None = None,
+    similarity: Similarity = "cosine",
+    where: Bool[Array, " n"] | None = None,
+    block_size: int | None = None,
+    axis_name: AxisName | None = None,
+) -> Towers:
+    """Compares each query with its own key and with the other keys of the global batch.
+
+    Memory and forward mode are as in `compare`.
+
+    Args:
+      queries: `[n, d]`.
+      keys: `[m, d]` with m ≥ n. Row i is the key of query i, and the rows beyond n are further
+        keys, as in `info_nce_loss`.
+      ids: integers `[n]`. Pairs of different rows with equal ids are left out. A negative id equals
+        no other.
+      key_ids: integers `[m]`, those of the keys. By default the first n keys have `ids`, and the
+        others equal none.
+      key_where: bool `[m]`. False marks padding among the keys. A query whose own key is padding
+        does not count.
+      numbers, key_numbers: Pytrees of arrays `[n]` and `[m]` that values depend on, such as −log q
+        of a sampled key. Floats have gradients.
+      guide, key_guide, guide_similarity: As in `compare`.
+      similarity: As in `compare`.
+      where, block_size, axis_name: Keywords of `jaxloss`. A row of `where=False` is neither query
+        nor key.
+
+    Raises:
+      ValueError: If `similarity` is unknown, `block_size` is not positive, or there are fewer keys
+        than queries.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxloss.pairs import LOGSUMEXP, Statistic, compare_towers
+      >>> images, texts = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.array([[2.0, 1.0], [0.0, 3.0]])
+      >>> towers = compare_towers(images, texts, key_numbers=jnp.array([0.0, 0.5]))
+      >>> def logit(pair, scale):
+      ...     return scale * pair.similarity + pair.reference
+      >>> logits = Statistic(LOGSUMEXP, logit)
+      >>> (others,) = towers.statistics(2.0, logits)
+      >>> values = jax.nn.softplus(others - 2 * towers.own - jnp.array([0.0, 0.5]))
+      >>> print(f"{towers.reduce(values):.4f}")
+      0.2132
+    """
+    check_options(similarity, block_size)
+    queries = checks.floating("queries", queries, "n d")
+    keys = checks.key_features(keys, queries)
+    number, num_keys = queries.shape[0], keys.shape[0]
+    valid = _mask(checks.row_mask(where, "queries", queries), queries)
+    key_valid = _mask(checks.row_mask(key_where, "keys", keys, name="key_where", shape="m"), keys)
+    numbers = checked_numbers("numbers", numbers, valid)
+    key_numbers = checked_numbers("key_numbers", key_numbers, key_valid)
+    positions = own_positions(number, axis_name)
+    labels = positions
+    if ids is not None:
+        labels = checks.integers("ids", ids, "n")
+        checks.same_rows("ids", labels, "queries", queries)
+    labels, key_labels = _labels(labels, key_ids, keys, ids is not None, axis_name)
+    # The own key of a query is left out, and no other row of one tower is a row of the other.
+    key_positions = ~own_positions(num_keys, axis_name)
+    if key_ids is not None:
+        devices = 1 if axis_name is None else axis_size(axis_name)
+        further = own_positions(num_keys - number, axis_name) + number * devices
+        key_positions = jnp.concatenate([positions, ~further])
+    valid = valid & key_valid[:number]
+    key_valid = jnp.concatenate([valid, key_valid[number:]])
+
+    low, compared = low_dtypes(queries, keys), similarity
+    if similarity == "cosine" and any(low):  # Unit vectors would not be exact in a low dtype.
+        queries, keys = widen(
+            power_of_two_scaled(queries, valid), power_of_two_scaled(keys, key_valid)
+        )
+        own, other = zero_invalid(queries, valid), zero_invalid(keys[:number], valid)
+        norms = inverse_norms_of_scaled(own) * inverse_norms_of_scaled(other)
+        own = jnp.sum(own * other, axis=1) * norms
+    else:
+        load = l2_normalize if similarity == "cosine" else zero_invalid
+        queries, keys = widen(queries, keys)
+        loaded = load(queries, valid), load(keys, key_valid)
+        own = similarities_of_rows(similarity, loaded[0], loaded[1][:number])
+        if similarity in ("cosine", "inner") and not any(low):
+            (queries, keys), compared = loaded, "inner"
+    dtype, sizes = wide_dtype(queries, keys), (block_size, block_size)
+    how = How(compared, dtype, low, None, True, block_sizes=sizes, axis_name=axis_name)
+    rows = Rows(queries, labels, valid, positions).with_numbers(numbers, dtype)
+    of_keys = Rows(keys, key_labels, key_valid, key_positions).with_numbers(key_numbers, dtype)
+    by: Similarity = guide_similarity or similarity
+    rows, of_keys, how = with_guides(rows, of_keys, how, guide, key_guide, by, "key_guide")
+    own_guide = None
+    if guide is not None:
+        own_guide = similarities_of_rows(by, rows.guide, of_keys.guide[:number])  # pyright: ignore
+    return Towers(rows, of_keys, how, own, similarity, own_guide)  # pyright: ignore
+
+
+def similarities_of_rows(
+    similarity: Similarity, a: Float[Array, "*k d"], b: Float[Array, "*m d"]
+) -> Float[Array, " *m"]:
+    """Returns the similarities of rows one by one; for cosines, those of unit vectors."""
+    if similarity in ("cosine", "inner"):
+        return jnp.sum(a * b, axis=-1)
+    squares = jnp.sum((a - b) ** 2, axis=-1)
+    if similarity == "negative_squared_distance":
+        return -squares
+    return -distances_of_squares(squares, jnp.zeros_like(squares))
+
+
+def _labels(
+    ids: Integer[Array, " n"],
+    key_ids: Any,
+    keys: Float[Array, "m d"],
+    have_ids: bool,
+    axis_name: AxisName | None,
+) -> tuple[Integer[Array, " n"], Integer[Array, " m"]]:
+    """Returns ids of queries and of keys. Negative and absent ones equal no other."""
+    further, is_alone = keys.shape[0] - ids.shape[0], ids < 0
+    key_is_alone: Any = None
+    if key_ids is not None:
+        if not have_ids:
+            raise ValueError("`ids` is missing beside `key_ids`")
+        key_ids = checks.integers("key_ids", key_ids, "m")
+        checks.same_rows("key_ids", key_ids, "keys", keys)
+        key_is_alone = key_ids < 0  # A wider dtype may be unsigned.
+        ids, key_ids = comparable(ids, key_ids)
+    if (further or key_ids is not None) and jnp.issubdtype(ids.dtype, jnp.unsignedinteger):
+        # All their values may be ids, so none is free.
+        both = ids if key_ids is None else jnp.concatenate([ids, key_ids])
+        both = _numbered(both, axis_name)
+        ids, key_ids = both[: ids.shape[0]], None if key_ids is None else both[ids.shape[0] :]
+    alone = ids
+    if have_ids:
+        positions = own_positions(ids.shape[0], axis_name).astype(ids.dtype)
+        alone = jnp.where(is_alone, -2 - positions, ids)
+    if key_ids is not None:
+        return alone, jnp.where(key_is_alone, -1, key_ids)
+    return alone, jnp.concatenate([alone, jnp.full(further, -1).astype(ids.dtype)])
+
+
+def _numbered(ids: Integer[Array, " n"], axis_name: AxisName | None) -> Int32[Array, " n"]:
+    """Returns numbers from 0 on that are equal where the ids of all devices are."""
+    everyone = gather(ids, axis_name)
+    _, numbers = jnp.unique(everyone, size=max(len(everyone), 1), return_inverse=True)
+    first = first_position(ids.shape[0], axis_name)
+    return lax.dynamic_slice_in_dim(numbers.astype(jnp.int32), first, ids.shape[0])
+
+
+def _mask(where: Bool[Array, " n"] | None, rows: Float[Array, "n d"]) -> Bool[Array, " n"]:
+    return jnp.ones(rows.shape[0], bool) if where is None else where
