@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,36 +9,32 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
-from jaxloss.core import checks, logsumexp
+from jaxloss.core import checks
 from jaxloss.core.batch import (
     AxisName,
     Reduction,
-    comparable,
+    axis_size,
+    checked_rows,
     gather,
-    labelled_rows,
+    nan_where,
     nan_where_no_class,
+    own_positions,
     reduce,
     sum_over,
     vary_alike,
     zero_invalid,
 )
-from jaxloss.core.blocks import classes_of_means
 from jaxloss.core.checks import Number
-from jaxloss.core.linear import negative_squared_distances, widen
-from jaxloss.core.logsumexp import Part, softplus
-from jaxloss.core.products import (
-    Low,
-    low_dtypes,
-    product,
-    rounded,
-    row_products,
-    split,
-    times,
-    wide_product,
-)
+from jaxloss.core.linear import wide_dtype, widen
+from jaxloss.core.logsumexp import softplus
+from jaxloss.core.products import low_dtypes
 from jaxloss.core.sharding import divided
+from jaxloss.pairs.comparison import compare
 from jaxloss.pairs.queue import Queue, reference_rows
-from jaxloss.pairs.rows import exact_center
+from jaxloss.pairs.row_blocks import places_in_order
+from jaxloss.pairs.rows import How, Rows, anchors_and_references, center_for
+from jaxloss.pairs.statistics import LOGSUMEXP, Statistic, over_temperature
+from jaxloss.pairs.visits import GATHERED_BYTES
 
 
 @divided
@@ -66,22 +60,20 @@ def prototypical_loss(
        \quad μ_{c∖i} = \underset{j≠i,\, y_j = c}{\mathrm{mean}} x_j
 
     With `references` (a support set), the means are those of the references, and no sample is left
-    out. The loss visits the classes tile by tile, as many tiles as the batch needs. Take its
-    derivative with `jax.grad`: `jax.jvp` of the loss raises a `TypeError`. Its gradient has both
-    modes.
+    out. Memory grows with the means, which are no more than the references, and not with n·C.
+    Take the derivative with `jax.grad`: `jax.jvp` of the loss raises a `TypeError`. Its gradient
+    has both modes.
 
     Args:
       features: `[n, d]`. As for `nca_loss`, a temperature of d / 8 to d keeps the exponentials in a
         useful range, and distances far below those between classes are rounding errors.
       labels: `[n]`, class indices. They have no upper limit without `num_classes`.
       num_classes: C. If None, the loss sorts the labels to find the classes. Devices then exchange
-        their labels. In both cases they exchange sums over classes, and no features.
+        their labels. In both cases they exchange sums over classes and means, and no features.
       temperature: T > 0.
       references, reference_labels, reference_where: The keywords of pairwise losses in `jaxloss`.
         A reference label of C or more makes every loss that counts NaN.
-      block_size: The number of classes in a tile. Memory grows with n·block_size. Value and
-        gradient do not depend on it. All tiles after the first are computed twice. The default is
-        64, or 512 with `num_classes`.
+      block_size: The keyword of pairwise losses in `jaxloss`, for samples and classes.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
         without another sample or a reference of its class, on any device, does not count. A class
         without a sample or a reference is not a candidate.
@@ -111,330 +103,147 @@ def prototypical_loss(
     for name, count in (("num_classes", num_classes), ("block_size", block_size)):
         if count is not None:
             checks.positive_count(name, count)
-    features, labels, valid = labelled_rows(features, labels, where)
+    features, labels, valid = checked_rows("features", features, labels, where)
     support = reference_rows(
         references, reference_labels, reference_where, features, axis_name=axis_name
     )
-    own, own_size, rivals = _class_logits(
-        features, labels, valid, support, temperature, num_classes, block_size, axis_name
+    anchors, rows = anchors_and_references(features, labels, valid, support, axis_name)
+    rows = anchors if rows is None else rows
+    classes = _classes(anchors, rows, num_classes, axis_name)
+    anchors, rows = _centered(anchors, None if support is None else rows, axis_name)
+    means, sizes = _means(anchors if rows is None else rows, classes, axis_name)
+
+    # Every device has the means, or each a share of them.
+    shares = None if means.shape[0] == classes.number else axis_name
+    slots = own_positions(means.shape[0], shares)
+    pairs = compare(
+        anchors.features,
+        classes.of_anchors,
+        references=means,
+        reference_labels=slots,
+        reference_where=sizes[slots] > 0,
+        similarity="negative_squared_distance",
+        where=valid,
+        block_size=block_size,
+        axis_name=shares,
     )
+    blocks = (block_size, block_size or (_CLASSES if num_classes is None else None))
+    pairs = pairs._replace(
+        how=pairs.how._replace(block_sizes=blocks, ends_early=num_classes is None)
+    )
+    temperature = checks.in_range("temperature", temperature, pairs.dtype, above=0)
+    (logits,) = pairs.statistics(
+        jnp.asarray(temperature), Statistic(LOGSUMEXP, over_temperature, is_smooth=True)
+    )
+    own, defined = jnp.where(logits.has_positive, logits.positive, 0), logits.has_positive
     if support is None:  # x − μ_{y∖i} = (x − μ_y) n / (n − 1) for a class of n samples.
+        own_size = jnp.take(sizes, classes.of_anchors, mode="fill", fill_value=0)
         own = own * (own_size / jnp.maximum(own_size - 1, 1)) ** 2
-        own_size = own_size - 1
+        defined = own_size > 1
     # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
-    values = softplus(rivals - own)
-    defined = valid & (own_size > 0)
+    values = softplus(logits.negative - own)
     if num_classes is not None:
         values = nan_where_no_class(values, labels, valid, num_classes)
-        defined = defined | (valid & (labels >= num_classes))
-    return reduce(values, defined, sample_weights, reduction, axis_name)
+        defined = defined | (labels >= num_classes)
+        if support is not None:
+            _, row_labels, row_valid = support
+            too_large = jnp.any(row_valid & (row_labels >= num_classes)).astype(values.dtype)
+            values = values * (1 + nan_where(sum_over(too_large, axis_name) > 0, values.dtype))
+    return reduce(values, valid & defined, sample_weights, reduction, axis_name)
 
 
-def _class_logits(
-    features: Float[Array, "n d"],
-    labels: Integer[Array, " n"],
-    valid: Bool[Array, " n"],
-    support: tuple[Float[Array, "m d"], Integer[Array, " m"], Bool[Array, " m"]] | None,
-    temperature: Number,
-    num_classes: int | None,
-    block_size: int | None,
-    axis_name: AxisName | None,
-) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, " n"]]:
-    """Returns what the loss needs of the logits `−‖x_i − μ_c‖² / T` of all classes.
-
-    Args:
-      features, labels, valid: Of the samples.
-      support: The same of the references; None if the samples are the references.
-      temperature, num_classes, block_size, axis_name: As in the loss.
-
-    Returns:
-      For each sample the logit of its class (0 if the class is absent), the number of rows in this
-      class, and the log-sum-exp of the logits of the other classes (−∞ if there are none).
-    """
-    rows, row_labels, row_valid = (features, labels, valid) if support is None else support
-    low = low_dtypes(features, rows)
-    anchors, rows = widen(features, zero_invalid(rows, row_valid))
-    if support is not None and num_classes is not None:
-        in_range = nan_where_no_class(jnp.ones_like(rows[:, 0]), row_labels, row_valid, num_classes)
-        rows = rows * in_range[:, None]
-    # Distances stay the same around the mean, and are rounded less far from zero.
-    number = sum_over(jnp.sum(row_valid.astype(rows.dtype)), axis_name)
-    center = sum_over(jnp.sum(rows, axis=0), axis_name) / jnp.maximum(number, 1)
-    center = lax.stop_gradient(center)
-    temperature = checks.in_range("temperature", temperature, rows.dtype, above=0)
-    scale = lax.rsqrt(jnp.asarray(temperature, rows.dtype))
-    tiles, keys = _cut(
-        *comparable(labels, row_labels), row_valid, num_classes, block_size, axis_name
-    )
-    own_scale = None
-    if any(low):  # A scale would not be exact in a low dtype, nor would every center.
-        sides = ((anchors, valid, low[0]), (rows, row_valid, low[1]))
-        center = exact_center(center, list(sides[: 1 if support is None else 2]), axis_name)
-        scale, own_scale = jnp.ones_like(scale), scale * scale
-    center = center[None, :]
-    references = None if support is None else (rows - center) * scale
-    anchors = jnp.where(valid[:, None], anchors - center, 0) if any(low) else anchors - center
-    rows = _Inputs(anchors * scale, references, own_scale)
-    return _over_classes(tiles._replace(low=low), *vary_alike((rows, keys)))
+_CLASSES = 64
+"""Of a tile, if their number is not known: that of the rows is most often far too large."""
 
 
-# Classes in tiles ----
+class _Classes(NamedTuple):
+    """The classes of the global batch, which have slots from 0 on."""
+
+    of_anchors: Int32[Array, " n"]
+    """The slots; that after the last for a class without a row."""
+    of_rows: Int32[Array, " m"]
+    """The same of the rows of the means, without the invalid ones."""
+    number: int
 
 
-class _Cut(NamedTuple):
-    """How the classes are split, known when a function is traced."""
+def _classes(
+    anchors: Rows, rows: Rows, num_classes: int | None, axis_name: AxisName | None
+) -> _Classes:
+    """Returns the classes: the labels below C, or those that the rows have."""
+    if num_classes is not None:
+        number = num_classes
 
-    size: int
-    """The number of classes in a tile."""
-    limit: int
-    """The largest number of tiles."""
-    axis_name: AxisName | None
-    """The axis over which the rows are split."""
-    low: tuple[Low, Low] = (None, None)
-    """In which low dtype the anchors are exact, and the references."""
-
-    def loaded(self, rows: _Inputs) -> tuple[Array, Array]:
-        """Returns the anchors and the references in the dtypes in which they are multiplied."""
-        anchors = rows.anchors if self.low[0] is None else rows.anchors.astype(self.low[0])
-        if rows.references is None:
-            return anchors, anchors
-        references = rows.references
-        return anchors, references if self.low[1] is None else references.astype(self.low[1])
-
-
-class _Inputs(NamedTuple):
-    """The samples that are compared with class means, and those of the means."""
-
-    anchors: Float[Array, "n d"]
-    references: Float[Array, "m d"] | None
-    """None if the anchors are the references."""
-    scale: Float[Array, ""] | None
-    """1 / T, if the rows are not divided by its root."""
-
-
-class _Keys(NamedTuple):
-    """The classes of the rows, and of the global batch."""
-
-    anchors: Integer[Array, " n"]
-    references: Integer[Array, " m"]
-    valid: Bool[Array, " m"]
-    """The references that are not padding."""
-    classes: Integer[Array, " k"]
-    """The classes to compare with, padded to whole tiles."""
-    num_classes: Int32[Array, ""]
-
-
-class _ClassTile(NamedTuple):
-    """A few classes, and their logits `−‖x_i − μ_c‖²`, times the scale."""
-
-    member: Float[Array, "m b"]
-    """1 where a reference is of a class."""
-    sizes: Float[Array, " b"]
-    means: Float[Array, "b d"]
-    is_own: Bool[Array, "n b"]
-    is_rival: Bool[Array, "n b"]
-    logits: Float[Array, "n b"]
-
-
-def _cut(
-    labels: Integer[Array, " n"],
-    reference_labels: Integer[Array, " m"],
-    valid: Bool[Array, " m"],
-    num_classes: int | None,
-    block_size: int | None,
-    axis_name: AxisName | None,
-) -> tuple[_Cut, _Keys]:
-    if num_classes is None:
-        all_labels, all_valid = gather(reference_labels, axis_name), gather(valid, axis_name)
-        classes, count = _distinct(all_labels, all_valid)
+        def slots(labels: Integer[Array, " n"]) -> Int32[Array, " n"]:
+            return jnp.where(labels < number, labels, number).astype(jnp.int32)
     else:
-        classes, count = jnp.arange(num_classes, dtype=labels.dtype), jnp.int32(num_classes)
-    most = max(classes.shape[0], 1)
-    size = classes_of_means(most, block_size, known=num_classes is not None)
-    limit = -(-most // size)
-    classes = jnp.pad(classes, (0, size * limit - classes.shape[0]))
-    keys = _Keys(labels, reference_labels, valid, classes, count)
-    return _Cut(size, limit, axis_name), keys
+        last = jnp.asarray(jnp.iinfo(rows.labels.dtype).max, rows.labels.dtype)
+        ordered = jnp.sort(gather(jnp.where(rows.valid, rows.labels, last), axis_name))
+        number = ordered.shape[0]
+        rank = jnp.cumsum(ordered != jnp.roll(ordered, 1), dtype=jnp.int32)
+        rank = rank - rank[:1]
 
+        def slots(labels: Integer[Array, " n"]) -> Int32[Array, " n"]:
+            if not labels.shape[0] or not number:
+                return jnp.full(labels.shape, number, jnp.int32)
+            place = jnp.minimum(places_in_order(ordered, labels, "left"), number - 1)
+            return jnp.where(ordered[place] == labels, rank[place], number)
 
-def _distinct(
-    labels: Integer[Array, " m"], valid: Bool[Array, " m"]
-) -> tuple[Integer[Array, " m"], Int32[Array, ""]]:
-    """Returns the classes of the valid rows in ascending order, padded, and their number."""
-    largest = jnp.max(labels, where=valid, initial=0)
-    ordered = jnp.sort(jnp.where(valid, labels, largest))
-    repeated = (ordered == jnp.roll(ordered, 1)) & (jnp.arange(ordered.shape[0]) > 0)
-    classes = jnp.sort(jnp.where(repeated, largest, ordered))
-    return classes, jnp.sum(~repeated, dtype=jnp.int32)
-
-
-def _tile(
-    tiles: _Cut,
-    position: int | Int32[Array, ""],
-    rows: _Inputs,
-    squares: Float[Array, " n"],
-    keys: _Keys,
-) -> _ClassTile:
-    """Returns the tile at a position. `squares` are the squared norms of the anchors."""
-    first = position * tiles.size
-    classes = lax.dynamic_slice_in_dim(keys.classes, first, tiles.size)
-    anchors, references = tiles.loaded(rows)
-    member = (keys.references[:, None] == classes[None, :]) & keys.valid[:, None]
-    member = member.astype(squares.dtype)
-    sizes = sum_over(jnp.sum(member, axis=0), tiles.axis_name)
-    sums = sum_over(product(member.T, references, (tiles.low[1],) * 2), tiles.axis_name)
-    means = sums / jnp.maximum(sizes, 1)[:, None]
-    is_padding = first + jnp.arange(tiles.size, dtype=jnp.int32) >= keys.num_classes
-    present = ((sizes > 0) & ~is_padding)[None, :]
-    is_own = keys.anchors[:, None] == classes[None, :]
-    products = row_products(anchors, means)
-    logits = negative_squared_distances(products, squares, jnp.sum(means * means, axis=1))
-    logits = logits if rows.scale is None else logits * rows.scale
-    return _ClassTile(member, sizes, means, is_own & present, ~is_own & present, logits)
-
-
-def _fold(
-    step: Callable[[_ClassTile, Any, Any], Any],
-    tiles: _Cut,
-    state: Any,
-    rows: _Inputs,
-    keys: _Keys,
-    shared: Any,
-) -> Any:
-    """Returns the state after `state = step(tile, state, shared)` for every tile with classes."""
-    operands = (rows, jnp.sum(rows.anchors * rows.anchors, axis=1), keys)
-    # Outside the loop, the compiler shares the first tile between the loss and its gradient.
-    state = step(_tile(tiles, 0, *operands), state, shared)
-    return state if tiles.limit == 1 else _loop(step, tiles, state, operands, shared)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _loop(
-    step: Callable[[_ClassTile, Any, Any], Any], tiles: _Cut, state: Any, operands: Any, shared: Any
-) -> Any:
-    """Visits the tiles after the first. Their number is known at run time only."""
-    *_, keys = operands
-
-    def visit(position: int | Integer[Array, ""], state: Any) -> Any:
-        # JAX counts in int64 where the number of tiles is known and x64 is on, and without jit in
-        # Python's integers.
-        return step(_tile(tiles, jnp.asarray(position, jnp.int32), *operands), state, shared)
-
-    return lax.fori_loop(1, -(-keys.num_classes // tiles.size), visit, state)
-
-
-@_loop.defjvp
-def _loop_jvp(
-    step: Callable[[_ClassTile, Any, Any], Any], tiles: _Cut, primals: Any, tangents: Any
-) -> tuple[Any, Any]:
-    """Visits as many tiles as there may be: a loop of a fixed length has a reverse mode."""
-
-    def loop(state: Any, operands: Any, shared: Any) -> Any:
-        *_, keys = operands
-
-        def visit(state: Any, position: Int32[Array, ""]) -> tuple[Any, None]:
-            used = position * tiles.size < keys.num_classes
-
-            def visit_used(state: Any) -> Any:
-                return step(_tile(tiles, position, *operands), state, shared)
-
-            return lax.cond(used, visit_used, lambda state: state, state), None
-
-        return lax.scan(visit, state, jnp.arange(1, tiles.limit, dtype=jnp.int32))[0]
-
-    return jax.jvp(loop, primals, tangents)
-
-
-# Own class and rivals ----
-
-
-class _SoFar(NamedTuple):
-    """Sums over the tiles so far, for each anchor."""
-
-    own: Float[Array, " n"]
-    """The logit of its class."""
-    own_size: Float[Array, " n"]
-    """The number of references in its class."""
-    rivals: Part
-    """The logits of the other classes."""
-
-
-class _InputGradients(NamedTuple):
-    """Sums over the tiles so far."""
-
-    anchors: Float[Array, "n d"]
-    references: Float[Array, "m d"] | None
-    scale: Float[Array, ""] | None
-    weights: Float[Array, " n"]
-    """The derivatives by the logits of an anchor, summed over the classes."""
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _over_classes(tiles: _Cut, rows: _Inputs, keys: _Keys) -> tuple[Array, Array, Array]:
-    return _forward(tiles, rows, keys)[0]
-
-
-def _forward(
-    tiles: _Cut, rows: _Inputs, keys: _Keys
-) -> tuple[tuple[Array, Array, Array], tuple[_Inputs, _Keys, Array]]:
-    zero = jnp.zeros_like(rows.anchors[:, 0])
-    nothing = _SoFar(zero, zero, Part(zero - jnp.inf, zero))
-    own, own_size, rivals = _fold(_add_tile, tiles, nothing, rows, keys, ())
-    rivals = logsumexp.result(rivals)
-    return (own, own_size, rivals), (rows, keys, rivals)
-
-
-def _add_tile(tile: _ClassTile, sums: _SoFar, _: tuple[()]) -> _SoFar:
-    rivals = logsumexp.part(logsumexp.finite_from_below(tile.logits), tile.is_rival, axis=1)
-    return _SoFar(
-        own=sums.own + jnp.sum(jnp.where(tile.is_own, tile.logits, 0), axis=1),
-        own_size=sums.own_size + jnp.sum(jnp.where(tile.is_own, tile.sizes[None, :], 0), axis=1),
-        rivals=logsumexp.merge(sums.rivals, rivals),
+    return _Classes(
+        slots(anchors.labels), jnp.where(rows.valid, slots(rows.labels), number), number
     )
 
 
-def _backward(
-    tiles: _Cut, residuals: tuple[_Inputs, _Keys, Array], cotangents: tuple[Array, Array, Array]
-) -> tuple[_Inputs, None]:
-    rows, keys, rivals = residuals
-    d_own, _, d_rivals = cotangents
-    zeros = _InputGradients(*jax.tree.map(jnp.zeros_like, rows), weights=jnp.zeros_like(rivals))
-    shared = (rows, rivals, d_own, d_rivals)
-    sums = _fold(partial(_add_gradients, tiles), tiles, zeros, rows, keys, shared)
-    d_anchors = sums.anchors - 2 * sums.weights[:, None] * rows.anchors
-    return _Inputs(d_anchors, sums.references, sums.scale), None
+def _centered(
+    anchors: Rows, references: Rows | None, axis_name: AxisName | None
+) -> tuple[Rows, Rows | None]:
+    """Returns the rows relative to their center: means far from 0 would lose digits."""
+    both = [rows for rows in (anchors, references) if rows is not None]
+    arrays = [rows.features for rows in both]
+    low = low_dtypes(*arrays)
+    how = How(
+        "negative_squared_distance", wide_dtype(*arrays), (low[0], low[-1]), axis_name=axis_name
+    )
+    center: Any = center_for(anchors, references, how)
+    own, *other = (
+        rows._replace(
+            features=zero_invalid(
+                (rows.features.astype(how.dtype) - center[None, :]).astype(dtype or how.dtype),
+                rows.valid,
+            )
+        )
+        for rows, dtype in zip(both, low, strict=True)
+    )
+    return own, other[0] if other else None
 
 
-def _add_gradients(
-    tiles: _Cut, tile: _ClassTile, sums: _InputGradients, shared: Any
-) -> _InputGradients:
-    """With `D` the derivatives by the logits: `2 D μ` for the anchors, `2 (Dᵀ x − Σ D μ)` for μ."""
-    rows, rivals, d_own, d_rivals = shared
-    log_softmax = jnp.where(tile.is_rival, tile.logits - rivals[:, None], -jnp.inf)
-    d_logits = d_rivals[:, None] * jnp.exp(log_softmax)
-    d_logits = d_logits + jnp.where(tile.is_own, d_own[:, None], 0)
-    d_scale = sums.scale
-    if rows.scale is not None:
-        d_scale = d_scale + jnp.sum(d_logits * tile.logits) / rows.scale
-        d_logits = rounded(d_logits * rows.scale, tiles.low[0] or tiles.low[1])
-    anchors, _ = tiles.loaded(rows)
-    d_means = times(d_logits.T, anchors) - jnp.sum(d_logits, axis=0)[:, None] * tile.means
-    d_sums = 2 * sum_over(d_means, tiles.axis_name) / jnp.maximum(tile.sizes, 1)[:, None]
-    weights = sums.weights + jnp.sum(d_logits, axis=1)
-    if rows.scale is None and sums.references is None:  # One product for both roles of the anchors.
-        left, right = [2 * d_logits, tile.member], [tile.means, d_sums]
-        both = wide_product(jnp.concatenate(left, axis=1), jnp.concatenate(right))
-        return _InputGradients(sums.anchors + both, None, d_scale, weights)
-    if rows.scale is None:
-        of_means = wide_product(d_logits, tile.means)
-        of_sums = wide_product(tile.member, d_sums)
-    else:  # Means have no low dtype: they are a sum of two parts, and members are 0 or 1.
-        large, small = split(tile.means, 2)
-        of_means = times(d_logits, small) + times(d_logits, large)
-        of_sums = times(d_sums.T, tile.member.T.astype(jnp.bfloat16)).T
-    if sums.references is None:
-        return _InputGradients(sums.anchors + 2 * of_means + of_sums, None, d_scale, weights)
-    return _InputGradients(sums.anchors + 2 * of_means, sums.references + of_sums, d_scale, weights)
+def _means(
+    rows: Rows, classes: _Classes, axis_name: AxisName | None
+) -> tuple[Float[Array, "k d"], Float[Array, " C"]]:
+    """Returns the means of the classes, and how many rows they have on all devices.
 
+    Large means are shared out: a device has those of as many slots as each of the others.
+    """
+    (features,), number = widen(rows.features), classes.number
+    ones = jnp.ones_like(features[:, 0])
+    sizes = sum_over(jax.ops.segment_sum(ones, classes.of_rows, number), axis_name)
+    num_bytes = number * features.shape[1] * features.dtype.itemsize
+    if axis_name is None or num_bytes <= GATHERED_BYTES:
+        sums = sum_over(jax.ops.segment_sum(features, classes.of_rows, number), axis_name)
+        return sums / jnp.maximum(sizes, 1)[:, None], sizes
+    devices = axis_size(axis_name)
+    share = -(-number // devices)
+    first = own_positions(share, axis_name)[0]
+    sizes = jnp.pad(sizes, (0, share * devices - number))
 
-_over_classes.defvjp(_forward, _backward)
+    def of_device(sums: Array, begin: Int32[Array, ""]) -> tuple[Array, None]:
+        # Those of one device at a time: no device has the sums of all classes at once.
+        slots = classes.of_rows - begin
+        slots = jnp.where((slots >= 0) & (slots < share), slots, share)
+        theirs = sum_over(jax.ops.segment_sum(features, slots, share), axis_name)
+        return jnp.where(begin == first, theirs, sums), None
+
+    begins = share * jnp.arange(devices, dtype=jnp.int32)
+    sums = vary_alike((jnp.zeros_like(features, shape=(share, features.shape[1])), first))[0]
+    sums, _ = lax.scan(jax.checkpoint(of_device), sums, begins)
+    own = lax.dynamic_slice_in_dim(sizes, first, share)
+    return sums / jnp.maximum(own, 1)[:, None], sizes

@@ -173,6 +173,7 @@ def compare(
         wide_dtype(features, compared_with),
         low_dtypes(features, compared_with),
         block_sizes=(block_size, block_size),
+        ends_early=isinstance(references, Queue),
         axis_name=axis_name,
     )
     rows = anchors_and_references(features, labels, valid, others, axis_name)

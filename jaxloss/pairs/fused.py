@@ -36,6 +36,7 @@ from jaxloss.pairs.visits import (
     Place,
     Residuals,
     Side,
+    Visits,
     add,
     backward,
     each_tile,
@@ -68,7 +69,7 @@ def weighted_sum(
     weights = in_blocks(weights.astype(how.dtype), arguments[2].valid.shape[1])
     results: Any = _weighted_sum(how, statistics, *arguments, weights)
     total, found = results
-    return total, joined(found, len(towers.anchors.valid))
+    return total, joined(found, towers.anchors.valid.shape[0])
 
 
 def in_two_stages(
@@ -85,7 +86,7 @@ def in_two_stages(
     how, *arguments = prepared(pairs.anchors, pairs.references, pairs.how, params)
     second = tuple(statistic._replace(by_row=True) for statistic in second)
     results = _two_stages(how, first, between, second, *arguments)
-    return joined(results, len(pairs.anchors.valid))
+    return joined(results, pairs.anchors.valid.shape[0])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -121,7 +122,8 @@ def _weighted_forward(
     factor = Factor(jnp.zeros_like(weights), weights)
     factors, of_sums = (Parts(factor, factor),), with_gradient(statistics, statistics)
 
-    def of_tile(own: Side, other: Side, place: Place) -> Found:
+    def of_tile(shared: Any, own: Side, other: Side, place: Place) -> Found:
+        params, center = shared
         tile = tile_of(how, center, own[0], other[0])
         state = reduced(how, statistics, params, tile, axis=1)
         found = gradients_of_tile(how, of_sums, params, tile, (own[1], None), place)
@@ -134,7 +136,8 @@ def _weighted_forward(
 
     found = no_gradients(how, params, *rows)
     found = found._replace(of_anchors=(nothing(how, statistics, anchors), found.of_anchors))
-    found = each_tile(how, of_tile, merge, found, (own, factors), (others, None))  # pyright: ignore
+    visits, sides = Visits(of_tile, merge), ((own, factors), (others, None))
+    found = each_tile(how, visits, found, (params, center), *sides)  # pyright: ignore
     state, d_anchors = found.of_anchors
     d_all = gradients(how, center, found._replace(of_anchors=d_anchors), rows, (own, others))
     sums, *rest = by_class(how, statistics, state)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss.core.backend import on_cpu
 from jaxloss.core.batch import AxisName, gather, sum_over
@@ -77,17 +77,8 @@ def over_row_blocks(
     classes = classes[by_class]
 
     def results(block: Rows) -> Results:
-        if sizes_are_known(num_references):
-            first, past = (
-                jnp.searchsorted(classes, block.labels, side=side).astype(jnp.int32)
-                for side in ("left", "right")
-            )
-        else:  # `jnp.searchsorted` takes no symbols.
-            ordered, own = classes[None, :], block.labels[:, None]
-            first, past = (
-                jnp.sum(before, axis=1, dtype=jnp.int32)
-                for before in (ordered < own, ordered <= own)
-            )
+        first = places_in_order(classes, block.labels, "left")
+        past = places_in_order(classes, block.labels, "right")
         positives, negatives, similarities = _pairs(block, others, similarity)
         return of_block(
             Pairs(block.features, similarities, positives, negatives, by_class, first, past)
@@ -98,6 +89,17 @@ def over_row_blocks(
 
     blocks = lax.map(jax.checkpoint(results), in_blocks(anchors, size))
     return joined(blocks, number)
+
+
+def places_in_order(
+    ordered: Integer[Array, " m"], labels: Integer[Array, " n"], side: Literal["left", "right"]
+) -> Int32[Array, " n"]:
+    """Returns before how many, or after how many of the ordered labels each label has its place."""
+    if sizes_are_known(ordered.shape[0]):
+        return jnp.searchsorted(ordered, labels, side=side).astype(jnp.int32)
+    ordered, own = ordered[None, :], labels[:, None]  # `jnp.searchsorted` takes no symbols.
+    before = ordered < own if side == "left" else ordered <= own
+    return jnp.sum(before, axis=1, dtype=jnp.int32)
 
 
 def _pairs(

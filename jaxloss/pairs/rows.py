@@ -63,8 +63,8 @@ class How(NamedTuple):
     """Whether references have statistics, too."""
     block_sizes: tuple[int | None, int | None] = (None, None)
     """Anchors and references of a tile. By default they depend on the shapes and the backend."""
-    skips_empty: bool = False
-    """Whether a block without a valid reference is skipped, where many may be empty."""
+    ends_early: bool = False
+    """Whether the last blocks of references may have no valid one, and are then not visited."""
     axis_name: AxisName | None = None
     """Mapped axis over which anchors and references are spread."""
     ring_axis: AxisName | None = None

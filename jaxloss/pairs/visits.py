@@ -89,7 +89,7 @@ def statistics_of(
     how, *arguments = prepared(anchors, references, how, params)
     results: Any = _statistics(how, statistics, *arguments)
     of_anchors, of_references = results
-    return joined(of_anchors, len(anchors.valid)), joined(of_references, len(others.valid))
+    return joined(of_anchors, anchors.valid.shape[0]), joined(of_references, others.valid.shape[0])
 
 
 # Before the first tile ----
@@ -208,30 +208,44 @@ Side: TypeAlias = tuple[Loaded, Any]
 """Rows, and the factors of their statistics if there are any: in blocks, or one block."""
 
 
+class Visits(NamedTuple):
+    """What happens in a tile. The functions read no arrays but their arguments."""
+
+    of_tile: Callable[[Any, Side, Side, Place], Found]
+    """`(shared, own, other, place)` to what is found in the tile of two blocks."""
+    merge: Callable[[Any, Any], Any]
+    """What is known of a block, and what a tile found for it, to what is known then."""
+
+    def visit(self, place: Place, found: Found, index: tuple[Index, Index], arrays: Any) -> Found:
+        """Returns what is found after a visit of the tile of block i of the anchors and block j."""
+        (i, j), (shared, own, others) = index, arrays
+        new = self.of_tile(shared, at(own, i), at(own if others is None else others, j), place)
+        of_anchors, of_references = found.of_anchors, found.of_references
+        of_anchors = _put(of_anchors, i, self.merge(at(of_anchors, i), new.of_anchors))
+        if place == "lower":
+            of_anchors = _put(of_anchors, j, self.merge(at(of_anchors, j), new.of_references))
+        elif new.of_references is not None:
+            block = self.merge(at(of_references, j), new.of_references)
+            of_references = _put(of_references, j, block)
+        return Found(of_anchors, add(found.of_params, new.of_params), of_references)
+
+
 def each_tile(
-    how: How,
-    of_tile: Callable[[Side, Side, Place], Found],
-    merge: Callable[[Any, Any], Any],
-    found: Found,
-    own: Side,
-    others: Side | None,
+    how: How, visits: Visits, found: Found, shared: Any, own: Side, others: Side | None
 ) -> Found:
     """Returns what is found in all tiles, on all devices of a ring.
 
     Args:
-      how: How rows are compared.
-      of_tile: What is found in the tile of a block of anchors and a block of references.
-      merge: What is known of a block, and what is found for it, to what is known then.
       found: What is known before.
+      shared: Arrays that all tiles read.
       own, others: The anchors and the references, in blocks. None: the anchors.
     """
-    visit = partial(_each_own_tile, how.skips_empty, of_tile, merge)
     if how.ring_axis is None or others is None:
-        return visit(found, own, others)
+        return _each_own_tile(how, visits, found, shared, own, others)
 
     def step(carry: tuple[Found, Side], _: None) -> tuple[tuple[Found, Side], None]:
         found, block = carry
-        found = visit(found, own, block)
+        found = _each_own_tile(how, visits, found, shared, own, block)
         # What is found of a block is home after the last step.
         block, of_block = pass_on((block, found.of_references), how.ring_axis)
         return (found._replace(of_references=of_block), block), None
@@ -240,47 +254,24 @@ def each_tile(
 
 
 def _each_own_tile(
-    skips_empty: bool,
-    of_tile: Callable[[Side, Side, Place], Found],
-    merge: Callable[[Any, Any], Any],
-    found: Found,
-    own: Side,
-    others: Side | None,
+    how: How, visits: Visits, found: Found, shared: Any, own: Side, others: Side | None
 ) -> Found:
     """Returns what is found in all tiles of the blocks on this device."""
 
-    def put(blocks: Any, i: Index, of_block: Any) -> Any:
-        merged = merge(at(blocks, i), of_block)
-        update = partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
-        return jax.tree.map(lambda x, new: update(x, new), blocks, merged)
-
-    def visit(found: Found, own: Side, i: Index, j: Index, place: Place) -> Found:
-        new = of_tile(at(own, i), at(own if others is None else others, j), place)
-        of_anchors, of_references = put(found.of_anchors, i, new.of_anchors), found.of_references
-        if place == "lower":
-            of_anchors = put(of_anchors, j, new.of_references)
-        elif new.of_references is not None:
-            of_references = put(of_references, j, new.of_references)
-        of_params = jax.tree.map(jnp.add, found.of_params, new.of_params)
-        return Found(of_anchors, of_params, of_references)
-
     def visit_all(found: Found, own: Side, i: np.ndarray, j: np.ndarray, place: Place) -> Found:
+        visit, arrays = partial(visits.visit, place), (shared, own, others)
         if len(i) <= 1:
-            return visit(found, own, int(i[0]), int(j[0]), place) if len(i) else found
-
-        def step(found: Found, indices: tuple[Array, Array]) -> tuple[Found, None]:
-            if skips_empty and others is not None:
-                is_empty = ~jnp.any(at(others[0].rows.valid, indices[1]))
-                return lax.cond(
-                    is_empty, lambda it: it, lambda it: visit(it, own, *indices, place), found
-                ), None
-            return visit(found, own, *indices, place), None
-
+            return visit(found, (int(i[0]), int(j[0])), arrays) if len(i) else found
         # Where XLA for CPUs knows that a tile is on the diagonal, it computes it number by number.
         indices = (jnp.asarray(i, jnp.int32), jnp.asarray(j, jnp.int32))
         if on_cpu():
             indices = lax.optimization_barrier(indices)
-        return lax.scan(step, found, indices)[0]
+        if others is not None and how.ends_early:
+            filled = jnp.any(others[0].rows.valid, axis=1)
+            numbers = jnp.arange(1, len(filled) + 1, dtype=jnp.int32)
+            number = jnp.max(jnp.where(filled, numbers, 0))
+            return _scan_of_first(visit, number, found, indices, arrays)
+        return lax.scan(lambda found, at: (visit(found, at, arrays), None), found, indices)[0]
 
     blocks = np.arange(num_blocks(own[0]))
     if others is None:
@@ -294,13 +285,38 @@ def _each_own_tile(
         inner = found._replace(of_anchors=of_block)
         inner = visit_all(inner, block, 0 * columns, columns, "rectangle")
         of_block = jax.tree.map(lambda x: x[0], inner.of_anchors)
-        update = partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
-        of_anchors = jax.tree.map(lambda x, new: update(x, new), found.of_anchors, of_block)
-        return inner._replace(of_anchors=of_anchors), None
+        return inner._replace(of_anchors=_put(found.of_anchors, i, of_block)), None
 
     if len(blocks) == 1:
         return visit_all(found, own, 0 * columns, columns, "rectangle")
     return lax.scan(visit_row, found, jnp.asarray(blocks, jnp.int32))[0]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _scan_of_first(
+    step: Callable[..., Any], number: Array, carry: Any, xs: Any, arrays: Any
+) -> Any:
+    """Returns the carry after `step(carry, x, arrays)` for the first of the xs.
+
+    Their number is known at run time only. Such a loop has no reverse mode.
+    """
+    return lax.fori_loop(0, number, lambda k, carry: step(carry, at(xs, k), arrays), carry)
+
+
+@_scan_of_first.defjvp
+def _scan_of_first_jvp(step: Callable[..., Any], primals: Any, tangents: Any) -> Any:
+    """A loop over all xs has one. It is for second derivatives of a loss."""
+
+    def scan(number: Array, carry: Any, xs: Any, arrays: Any) -> Any:
+        def step_or_not(carry: Any, x: tuple[Array, Any]) -> tuple[Any, None]:
+            k, x = x
+            same = partial(lax.cond, k < number, lambda it: step(it, x, arrays), lambda it: it)
+            return same(carry), None
+
+        places = jnp.arange(len(jax.tree.leaves(xs)[0]), dtype=jnp.int32)
+        return lax.scan(step_or_not, carry, (places, xs))[0]
+
+    return jax.jvp(scan, primals, tangents)
 
 
 def num_blocks(side: Loaded) -> int:
@@ -311,6 +327,16 @@ def num_blocks(side: Loaded) -> int:
 def at(blocks: Any, i: Index) -> Any:
     """Returns block i."""
     return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), blocks)
+
+
+def _put(blocks: Any, i: Index, block: Any) -> Any:
+    update = partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
+    return jax.tree.map(lambda x, new: update(x, new), blocks, block)
+
+
+def add(old: Any, new: Any) -> Any:
+    """Returns the sum of gradients."""
+    return jax.tree.map(jnp.add, old, new)
 
 
 # The two passes ----
@@ -360,7 +386,8 @@ def forward(
         other = own if others is None else others
         kept = tile_of(how, center, at(own, 0), at(other, 0)).similarities
 
-    def of_tile(own: Side, other: Side, place: Place) -> Found:
+    def of_tile(shared: Any, own: Side, other: Side, place: Place) -> Found:
+        params, center, kept = shared
         tile = tile_of(how, center, own[0], other[0], kept)
         of_anchors = reduced(how, statistics, params, tile, axis=1)
         of_references = None
@@ -371,7 +398,8 @@ def forward(
     columns = nothing(how, statistics, references) if how.both_ways else None  # pyright: ignore
     found = Found(nothing(how, statistics, anchors), (), columns)
     sides = (own, None), None if others is None else (others, None)
-    found = each_tile(how, of_tile, partial(merged, statistics), found, *sides)
+    visits = Visits(of_tile, partial(merged, statistics))
+    found = each_tile(how, visits, found, (params, center, kept), *sides)
     states = found.of_anchors, found.of_references
     results = tuple(state and by_class(how, statistics, state) for state in states)
     rows = anchors, references
@@ -391,13 +419,14 @@ def backward(
     of_anchors, of_references = map(factors, states, cotangents)
     statistics = with_gradient(statistics, statistics)
 
-    def of_tile(own: Side, other: Side, place: Place) -> Found:
+    def of_tile(shared: Any, own: Side, other: Side, place: Place) -> Found:
+        params, center, kept = shared
         tile = tile_of(how, center, own[0], other[0], kept)
         return gradients_of_tile(how, statistics, params, tile, (own[1], other[1]), place)
 
     found = no_gradients(how, params, *rows)
     sides = (own, of_anchors), None if others is None else (others, of_references)
-    found = each_tile(how, of_tile, add, found, *sides)
+    found = each_tile(how, Visits(of_tile, add), found, (params, center, kept), *sides)
     return gradients(how, center, found, rows, (own, others))
 
 
@@ -416,11 +445,6 @@ def loaded_rows(
     """Returns rows in blocks as all tiles need them."""
     own = loaded(how, center, anchors, how.low[0])
     return own, None if references is None else loaded(how, center, references, how.low[1])
-
-
-def add(old: Any, new: Any) -> Any:
-    """Returns the sum of gradients."""
-    return jax.tree.map(jnp.add, old, new)
 
 
 def no_gradients(how: How, params: Params, anchors: Rows, references: Rows | None) -> Found:
