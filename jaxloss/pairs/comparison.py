@@ -177,20 +177,12 @@ def compare(
         axis_name=axis_name,
     )
     rows = anchors_and_references(features, labels, valid, others, axis_name)
-    if similarity in ("cosine", "inner") and not how.is_low:
-        rows = widened(*rows, normalize=similarity == "cosine")
-        how = how._replace(similarity="inner")
-    elif similarity == "cosine":  # Unit vectors would not be exact in a low dtype.
-        rows = [
-            it and it._replace(features=power_of_two_scaled(it.features, it.valid)) for it in rows
-        ]
+    own, other, how = loaded_for_products(*rows, how)
     if isinstance(references, Queue) and axis_name is not None:  # As its rows.
         reference_numbers, reference_guide = jax.tree.map(
             lambda leaf: share_of(checks.as_array("reference_numbers", leaf), axis_name, 0),
             (reference_numbers, reference_guide),
         )
-    own, other = rows
-    assert own is not None
     own = own.with_numbers(checked_numbers("numbers", numbers, own.valid), how.dtype)
     for name, value in (("numbers", reference_numbers), ("guide", reference_guide)):
         if other is None and value is not None:
@@ -255,6 +247,22 @@ def check_options(similarity: Any, block_size: Any) -> None:
     """Checks options of a comparison."""
     checks.choice("similarity", similarity, get_args(Similarity))
     checks.block_size(block_size)
+
+
+def loaded_for_products(
+    anchors: Rows, references: Rows | None, how: How
+) -> tuple[Rows, Rows | None, How]:
+    """Returns rows of which cosines and inner products are computed, as tiles need them."""
+    if how.similarity in ("cosine", "inner") and not how.is_low:
+        both = widened(anchors, references, normalize=how.similarity == "cosine")
+        return *both, how._replace(similarity="inner")
+    if how.similarity != "cosine":
+        return anchors, references, how
+
+    def scaled(rows: Rows) -> Rows:  # Unit vectors would not be exact in a low dtype.
+        return rows._replace(features=power_of_two_scaled(rows.features, rows.valid))
+
+    return scaled(anchors), references and scaled(references), how
 
 
 def checked_numbers(name: str, numbers: Any, valid: Bool[Array, " n"]) -> Any:

@@ -27,12 +27,13 @@ from jaxtyping import Float
 
 from jaxloss.core.batch import vary_alike
 from jaxloss.pairs.comparison import Comparison
-from jaxloss.pairs.rows import How, Rows, in_blocks, joined
+from jaxloss.pairs.rows import How, in_blocks, joined
 from jaxloss.pairs.statistics import ByClass, Pair, Params, Parts, Statistic
 from jaxloss.pairs.tiles import Factor, RowGradient, by_class, merged, nothing, reduced, tile_of
 from jaxloss.pairs.towers import Towers
 from jaxloss.pairs.visits import (
     Found,
+    Inputs,
     Place,
     Residuals,
     Side,
@@ -64,10 +65,10 @@ def weighted_sum(
       statistics: That of the sums, and others without a gradient, which are returned, too.
       weights: w.
     """
-    how, *arguments = prepared(towers.anchors, towers.references, towers.how, params)
-    *arguments, weights = vary_alike((*arguments, weights))
-    weights = in_blocks(weights.astype(how.dtype), arguments[2].valid.shape[1])
-    results: Any = _weighted_sum(how, statistics, *arguments, weights)
+    how, inputs = prepared(towers.anchors, towers.references, towers.how, params)
+    inputs, weights = vary_alike((inputs, weights))
+    weights = in_blocks(weights.astype(how.dtype), inputs.anchors.valid.shape[1])
+    results: Any = _weighted_sum(how, statistics, inputs, weights)
     total, found = results
     return total, joined(found, towers.anchors.valid.shape[0])
 
@@ -83,23 +84,17 @@ def in_two_stages(
 
     The function `between` works element by element. The rows have no numbers of their own.
     """
-    how, *arguments = prepared(pairs.anchors, pairs.references, pairs.how, params)
+    how, inputs = prepared(pairs.anchors, pairs.references, pairs.how, params)
     second = tuple(statistic._replace(by_row=True) for statistic in second)
-    results = _two_stages(how, first, between, second, *arguments)
+    results = _two_stages(how, first, between, second, inputs)
     return joined(results, pairs.anchors.valid.shape[0])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _weighted_sum(
-    how: How,
-    statistics: tuple[Statistic, ...],
-    params: Params,
-    center: Array | None,
-    anchors: Rows,
-    references: Rows,
-    weights: Float[Array, "k a"],
+    how: How, statistics: tuple[Statistic, ...], inputs: Inputs, weights: Float[Array, "k a"]
 ) -> tuple[Float[Array, ""], tuple[ByClass, ...]]:
-    (((sums, *others), _), _) = forward(how, statistics, params, center, anchors, references)
+    (((sums, *others), _), _) = forward(how, statistics, inputs)
     return jnp.sum(weights * _of_all(how, sums)), tuple(others)
 
 
@@ -108,17 +103,10 @@ def _of_all(how: How, sums: ByClass) -> Float[Array, "k a"]:
 
 
 def _weighted_forward(
-    how: How,
-    statistics: tuple[Statistic, ...],
-    params: Params,
-    center: Array | None,
-    anchors: Rows,
-    references: Rows,
-    weights: Float[Array, "k a"],
+    how: How, statistics: tuple[Statistic, ...], inputs: Inputs, weights: Float[Array, "k a"]
 ) -> tuple[tuple[Float[Array, ""], tuple[ByClass, ...]], Any]:
     """Returns the results, and the gradients of the sum."""
-    rows = anchors, references
-    own, others = loaded_rows(how, center, *rows)
+    own, others = loaded_rows(how, inputs)
     factor = Factor(jnp.zeros_like(weights), weights)
     factors, of_sums = (Parts(factor, factor),), with_gradient(statistics, statistics)
 
@@ -134,15 +122,15 @@ def _weighted_forward(
             return add(old, new)
         return merged(statistics, old[0], new[0]), add(old[1], new[1])
 
-    found = no_gradients(how, params, *rows)
-    found = found._replace(of_anchors=(nothing(how, statistics, anchors), found.of_anchors))
-    visits, sides = Visits(of_tile, merge), ((own, factors), (others, None))
-    found = each_tile(how, visits, found, (params, center), *sides)  # pyright: ignore
+    found, shared = no_gradients(how, inputs), (inputs.params, inputs.center)
+    found = found._replace(of_anchors=(nothing(how, statistics, inputs.anchors), found.of_anchors))
+    sides = (own, factors), others and (others, None)
+    found = each_tile(how, Visits(of_tile, merge), found, shared, *sides)
     state, d_anchors = found.of_anchors
-    d_all = gradients(how, center, found._replace(of_anchors=d_anchors), rows, (own, others))
+    d_inputs = gradients(how, inputs, found._replace(of_anchors=d_anchors), (own, others))
     sums, *rest = by_class(how, statistics, state)
     sums = _of_all(how, sums)
-    return (jnp.sum(weights * sums), tuple(rest)), (*d_all, sums)
+    return (jnp.sum(weights * sums), tuple(rest)), (d_inputs, sums)
 
 
 def _weighted_backward(
@@ -161,14 +149,11 @@ def _two_stages(
     first: tuple[Statistic, ...],
     between: Callable[[tuple[ByClass, ...]], Array],
     second: tuple[Statistic, ...],
-    params: Params,
-    center: Array | None,
-    anchors: Rows,
-    references: Rows | None,
+    inputs: Inputs,
 ) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...]]:
-    (found, _), before = forward(how, first, params, center, anchors, references)
-    rows = anchors._replace(numbers=between(found)), references
-    (later, _), _ = forward(how, second, params, center, *rows, before.kept)
+    (found, _), before = forward(how, first, inputs)
+    inputs = inputs._replace(anchors=inputs.anchors._replace(numbers=between(found)))
+    (later, _), _ = forward(how, second, inputs, before.kept)
     return found, later
 
 
@@ -177,15 +162,12 @@ def _two_stages_forward(
     first: tuple[Statistic, ...],
     between: Callable[[tuple[ByClass, ...]], Array],
     second: tuple[Statistic, ...],
-    params: Params,
-    center: Array | None,
-    anchors: Rows,
-    references: Rows | None,
+    inputs: Inputs,
 ) -> tuple[Any, Any]:
-    (found, _), before = forward(how, first, params, center, anchors, references)
-    rows = anchors._replace(numbers=between(found)), references
+    (found, _), before = forward(how, first, inputs)
+    inputs = inputs._replace(anchors=inputs.anchors._replace(numbers=between(found)))
     statistics, number = (*second, *map(_slope, second)), len(second)
-    (later, _), residuals = forward(how, statistics, params, center, *rows, before.kept)
+    (later, _), residuals = forward(how, statistics, inputs, before.kept)
     states = (*before.states[0], *residuals.states[0][:number]), None
     later, slopes = later[:number], later[number:]
     return (found, later), (residuals._replace(states=states, kept=before.kept), found, slopes)
@@ -204,10 +186,8 @@ def _two_stages_backward(
     products = jax.tree.map(jnp.multiply, of_later, slopes)  # 0 of what has no gradient.
     (through_numbers,) = jax.vjp(between, found)[1](sum(jax.tree.leaves(products)))
     cotangents = (*add(of_found, through_numbers), *of_later)
-    d_params, d_center, d_anchors, d_references = backward(
-        how, (*first, *second), of_both, (cotangents, None)
-    )
-    return d_params, d_center, d_anchors._replace(numbers=None), d_references
+    (d_inputs,) = backward(how, (*first, *second), of_both, (cotangents, None))
+    return (d_inputs._replace(anchors=d_inputs.anchors._replace(numbers=None)),)
 
 
 _two_stages.defvjp(_two_stages_forward, _two_stages_backward)

@@ -22,9 +22,6 @@ from jaxloss.core.batch import (
 from jaxloss.core.linear import (
     distances_of_squares,
     inverse_norms_of_scaled,
-    l2_normalize,
-    power_of_two_scaled,
-    wide_dtype,
     widen,
 )
 from jaxloss.core.products import low_dtypes
@@ -32,6 +29,7 @@ from jaxloss.pairs.comparison import (
     check_options,
     checked_numbers,
     checked_statistics,
+    loaded_for_products,
     reduced_losses,
     with_guides,
 )
@@ -174,31 +172,33 @@ def compare_towers(
     valid = valid & key_valid[:number]
     key_valid = jnp.concatenate([valid, key_valid[number:]])
 
-    low, compared = low_dtypes(queries, keys), similarity
-    if similarity == "cosine" and any(low):  # Unit vectors would not be exact in a low dtype.
-        queries, keys = widen(
-            power_of_two_scaled(queries, valid), power_of_two_scaled(keys, key_valid)
-        )
-        own, other = zero_invalid(queries, valid), zero_invalid(keys[:number], valid)
-        norms = inverse_norms_of_scaled(own) * inverse_norms_of_scaled(other)
-        own = jnp.sum(own * other, axis=1) * norms
-    else:
-        load = l2_normalize if similarity == "cosine" else zero_invalid
-        queries, keys = widen(queries, keys)
-        loaded = load(queries, valid), load(keys, key_valid)
-        own = similarities_of_rows(similarity, loaded[0], loaded[1][:number])
-        if similarity in ("cosine", "inner") and not any(low):
-            (queries, keys), compared = loaded, "inner"
-    dtype, sizes = wide_dtype(queries, keys), (block_size, block_size)
-    how = How(compared, dtype, low, None, True, block_sizes=sizes, axis_name=axis_name)
-    rows = Rows(queries, labels, valid, positions).with_numbers(numbers, dtype)
-    of_keys = Rows(keys, key_labels, key_valid, key_positions).with_numbers(key_numbers, dtype)
+    low = low_dtypes(queries, keys)
+    # The gradients of a row, by its own key and by the others, are added before they are rounded.
+    queries, keys = widen(queries, keys)
+    how = How(
+        similarity,
+        queries.dtype,
+        low,  # pyright: ignore[reportArgumentType]
+        ignores_equal=True,
+        block_sizes=(block_size, block_size),
+        axis_name=axis_name,
+    )
+    rows = Rows(queries, labels, valid, positions).with_numbers(numbers, how.dtype)
+    of_keys = Rows(keys, key_labels, key_valid, key_positions).with_numbers(key_numbers, how.dtype)
+    rows, of_keys, how = loaded_for_products(rows, of_keys, how)
+    assert of_keys is not None
+    own, other = rows.features, of_keys.features[:number]
+    if how.similarity != "inner" or how.is_low:
+        own, other = zero_invalid(own, valid), zero_invalid(other, valid)
+    similarities = similarities_of_rows(similarity, own, other)
+    if how.similarity == "cosine":
+        similarities *= inverse_norms_of_scaled(own) * inverse_norms_of_scaled(other)
     by: Similarity = guide_similarity or similarity
     rows, of_keys, how = with_guides(rows, of_keys, how, guide, key_guide, by, "key_guide")
     own_guide = None
     if guide is not None:
         own_guide = similarities_of_rows(by, rows.guide, of_keys.guide[:number])  # pyright: ignore
-    return Towers(rows, of_keys, how, own, similarity, own_guide)  # pyright: ignore
+    return Towers(rows, of_keys, how, similarities, similarity, own_guide)  # pyright: ignore
 
 
 def similarities_of_rows(

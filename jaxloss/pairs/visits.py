@@ -86,8 +86,8 @@ def statistics_of(
     References of None are the anchors of all devices.
     """
     others = anchors if references is None else references
-    how, *arguments = prepared(anchors, references, how, params)
-    results: Any = _statistics(how, statistics, *arguments)
+    how, inputs = prepared(anchors, references, how, params)
+    results: Any = _statistics(how, statistics, inputs)
     of_anchors, of_references = results
     return joined(of_anchors, anchors.valid.shape[0]), joined(of_references, others.valid.shape[0])
 
@@ -95,10 +95,19 @@ def statistics_of(
 # Before the first tile ----
 
 
+class Inputs(NamedTuple):
+    """What the visits of all tiles begin with. The rows are in blocks."""
+
+    params: Params
+    center: Float[Array, " d"] | None
+    anchors: Rows
+    references: Rows | None
+
+
 def prepared(
     anchors: Rows, references: Rows | None, how: How, params: Params
-) -> tuple[How, Params, Float[Array, " d"] | None, Rows, Rows | None]:
-    """Returns how rows are compared, the parameters, the center, and the rows in blocks."""
+) -> tuple[How, Inputs]:
+    """Returns how rows are compared on this device, and what."""
     center = center_for(anchors, references, how)
     how, references = _placed(anchors, references, how)
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, how.dtype), params)
@@ -107,7 +116,7 @@ def prepared(
     shapes = anchors.labels.shape[0], others.labels.shape[0]
     sizes = _tile_sizes(*shapes, how.block_sizes, symmetric=references is None)
     references = None if references is None else in_blocks(references, sizes[1])
-    return how, params, center, in_blocks(anchors, sizes[0]), references
+    return how, Inputs(params, center, in_blocks(anchors, sizes[0]), references)
 
 
 def _placed(anchors: Rows, references: Rows | None, how: How) -> tuple[How, Rows | None]:
@@ -345,9 +354,7 @@ def add(old: Any, new: Any) -> Any:
 class Residuals(NamedTuple):
     """What the backward pass needs."""
 
-    params: Params
-    center: Float[Array, " d"] | None
-    rows: tuple[Rows, Rows | None]
+    inputs: Inputs
     loaded: tuple[Loaded, Loaded | None]
     states: tuple[State, State | None]
     kept: Float[Array, "a b"] | None
@@ -356,31 +363,24 @@ class Residuals(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _statistics(
-    how: How,
-    statistics: tuple[Statistic, ...],
-    params: Params,
-    center: Array | None,
-    anchors: Rows,
-    references: Rows | None,
+    how: How, statistics: tuple[Statistic, ...], inputs: Inputs
 ) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...] | None]:
-    """Returns statistics `[blocks, size]` of anchors and of references, which are in blocks."""
-    return forward(how, statistics, params, center, anchors, references)[0]
+    """Returns statistics `[blocks, size]` of anchors and of references."""
+    return forward(how, statistics, inputs)[0]
 
 
 def forward(
     how: How,
     statistics: tuple[Statistic, ...],
-    params: Params,
-    center: Array | None,
-    anchors: Rows,
-    references: Rows | None,
+    inputs: Inputs,
     kept: Float[Array, "a b"] | None = None,
 ) -> tuple[tuple[tuple[ByClass, ...], tuple[ByClass, ...] | None], Residuals]:
     """Returns the statistics, and what the backward pass needs.
 
     The similarities of an only tile are used if they are known, and kept if not.
     """
-    own, others = loaded_rows(how, center, anchors, references)
+    params, center, anchors, references = inputs
+    own, others = loaded_rows(how, inputs)
     is_alone = num_blocks(own) == 1 and (others is None or num_blocks(others) == 1)
     if is_alone and kept is None and how.ring_axis is None:
         other = own if others is None else others
@@ -395,39 +395,37 @@ def forward(
             of_references = reduced(how, statistics, params, tile, axis=0)
         return Found(of_anchors, (), of_references)
 
-    columns = nothing(how, statistics, references) if how.both_ways else None  # pyright: ignore
+    columns = nothing(how, statistics, references) if references and how.both_ways else None
     found = Found(nothing(how, statistics, anchors), (), columns)
-    sides = (own, None), None if others is None else (others, None)
-    visits = Visits(of_tile, partial(merged, statistics))
-    found = each_tile(how, visits, found, (params, center, kept), *sides)
+    visits, shared = Visits(of_tile, partial(merged, statistics)), (params, center, kept)
+    found = each_tile(how, visits, found, shared, (own, None), others and (others, None))
     states = found.of_anchors, found.of_references
-    results = tuple(state and by_class(how, statistics, state) for state in states)
-    rows = anchors, references
-    return results, Residuals(params, center, rows, (own, others), states, kept)  # pyright: ignore
+    results: Any = tuple(state and by_class(how, statistics, state) for state in states)
+    return results, Residuals(inputs, (own, others), states, kept)
 
 
 def backward(
     how: How, statistics: tuple[Statistic, ...], residuals: Residuals, cotangents: Any
-) -> Any:
-    """Returns the gradients of the arguments of `_statistics` after the statistics."""
-    params, center, rows, (own, others), states, kept = residuals
+) -> tuple[Inputs]:
+    """Returns the gradient of the inputs."""
+    inputs, (own, others), states, kept = residuals
 
     def factors(state: Any, cotangents: Any) -> Any:
-        kept = (with_gradient(statistics, it) for it in (statistics, state, cotangents))
-        return None if state is None else factors_of(*kept)
+        graded = (with_gradient(statistics, it) for it in (statistics, state, cotangents))
+        return None if state is None else factors_of(*graded)
 
     of_anchors, of_references = map(factors, states, cotangents)
-    statistics = with_gradient(statistics, statistics)
+    graded = with_gradient(statistics, statistics)
 
     def of_tile(shared: Any, own: Side, other: Side, place: Place) -> Found:
         params, center, kept = shared
         tile = tile_of(how, center, own[0], other[0], kept)
-        return gradients_of_tile(how, statistics, params, tile, (own[1], other[1]), place)
+        return gradients_of_tile(how, graded, params, tile, (own[1], other[1]), place)
 
-    found = no_gradients(how, params, *rows)
-    sides = (own, of_anchors), None if others is None else (others, of_references)
-    found = each_tile(how, Visits(of_tile, add), found, (params, center, kept), *sides)
-    return gradients(how, center, found, rows, (own, others))
+    shared = inputs.params, inputs.center, kept
+    sides = (own, of_anchors), others and (others, of_references)
+    found = each_tile(how, Visits(of_tile, add), no_gradients(how, inputs), shared, *sides)
+    return (gradients(how, inputs, found, (own, others)),)
 
 
 _statistics.defvjp(forward, backward)
@@ -439,19 +437,18 @@ def with_gradient(statistics: tuple[Statistic, ...], found: Any) -> Any:
     return tuple(one for statistic, one in both if has_gradient(statistic))
 
 
-def loaded_rows(
-    how: How, center: Float[Array, " d"] | None, anchors: Rows, references: Rows | None
-) -> tuple[Loaded, Loaded | None]:
-    """Returns rows in blocks as all tiles need them."""
+def loaded_rows(how: How, inputs: Inputs) -> tuple[Loaded, Loaded | None]:
+    """Returns anchors and references as all tiles need them."""
+    _, center, anchors, references = inputs
     own = loaded(how, center, anchors, how.low[0])
-    return own, None if references is None else loaded(how, center, references, how.low[1])
+    return own, references and loaded(how, center, references, how.low[1])
 
 
-def no_gradients(how: How, params: Params, anchors: Rows, references: Rows | None) -> Found:
-    """Returns the zero gradients of rows in blocks and of parameters."""
-    of_references = None if references is None else no_gradient(how, references)
+def no_gradients(how: How, inputs: Inputs) -> Found:
+    """Returns zero gradients of all inputs."""
+    params, _, anchors, references = inputs
     zeros = jax.tree.map(jnp.zeros_like, params)
-    return Found(no_gradient(how, anchors), zeros, of_references)
+    return Found(no_gradient(how, anchors), zeros, references and no_gradient(how, references))
 
 
 def gradients_of_tile(
@@ -474,16 +471,12 @@ def gradients_of_tile(
 
 
 def gradients(
-    how: How,
-    center: Float[Array, " d"] | None,
-    found: Found,
-    rows: tuple[Rows, Rows | None],
-    loaded: tuple[Loaded, Loaded | None],
-) -> tuple[Params, None, Rows, Rows | None]:
-    """Returns the gradients of parameters, center, anchors and references."""
-    sums = found.of_anchors, found.of_references
-    d_anchors, d_references = (
-        None if side is None or own is None else feature_gradient(how, center, gradient, own, side)
-        for gradient, own, side in zip(sums, rows, loaded, strict=True)
-    )
-    return found.of_params, None, d_anchors, d_references  # pyright: ignore
+    how: How, inputs: Inputs, found: Found, loaded: tuple[Loaded, Loaded | None]
+) -> Inputs:
+    """Returns the gradient of the inputs from the sums over all tiles."""
+    _, center, anchors, references = inputs
+    d_references = None
+    if references is not None and loaded[1] is not None:
+        d_references = feature_gradient(how, center, found.of_references, references, loaded[1])
+    d_anchors = feature_gradient(how, center, found.of_anchors, anchors, loaded[0])
+    return Inputs(found.of_params, None, d_anchors, d_references)
