@@ -120,8 +120,12 @@ def nan_where(condition: Bool[Array, " *shape"], dtype: DTypeLike) -> Float[Arra
 
     A constant NaN would stop `jax.debug_nans`, although it is not used.
     """
-    infinite = jnp.where(condition, jnp.inf, 0).astype(dtype)
-    return infinite - infinite
+    return zero_or_nan(jnp.where(condition, jnp.inf, 0).astype(dtype))
+
+
+def zero_or_nan(numbers: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
+    """Returns 0, and NaN where a number is not finite, so that a mask does not hide it."""
+    return numbers - numbers
 
 
 def reduce(

@@ -15,7 +15,6 @@ from jaxloss.core import checks
 from jaxloss.core.batch import AxisName, checked_rows, nan_where, sum_over
 from jaxloss.core.products import float32_precision
 from jaxloss.core.sharding import divided
-from jaxloss.pairs.queue import reference_rows
 from jaxloss.pairs.row_blocks import Pairs, over_row_blocks
 from jaxloss.pairs.rows import Similarity, anchors_and_references, widened
 
@@ -105,10 +104,15 @@ def retrieval_metrics(
     checks.choice("distance", distance, tuple(_SIMILARITIES))
     checks.block_size(block_size)
     features, labels, valid = checked_rows("features", features, labels, where)
-    given = reference_rows(
-        references, reference_labels, reference_where, features, axis_name=axis_name
+    rows = anchors_and_references(
+        features,
+        labels,
+        valid,
+        references,
+        reference_labels,
+        reference_where,
+        axis_name=axis_name,
     )
-    rows = anchors_and_references(features, labels, valid, given, axis_name)
     anchors, compared = widened(*rows, normalize=distance == "cosine")
     defined, values = over_row_blocks(
         partial(_of_block, ks=tuple(ks)),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
@@ -65,11 +63,12 @@ def koleo_loss(
     mask = checks.row_mask(where, "features", features)
     valid = jnp.ones(features.shape[0], bool) if mask is None else mask
     labels = jnp.zeros_like(valid, jnp.int32)
-    how: Any = {"where": valid, "block_size": block_size, "axis_name": axis_name}
-    own = anchors_and_references(features, labels, valid, None, axis_name)
-    wide = widened(*own, normalize=True)
+    rows = anchors_and_references(features, labels, valid, axis_name=axis_name)
+    wide = widened(*rows, normalize=True)
     units = wide[0].features
-    pairs, closeness = compare_distances(features, labels, None, wide, normalized=True, **how)
+    pairs, closeness = compare_distances(
+        *rows, wide, normalized=True, block_size=block_size, axis_name=axis_name
+    )
     closest = Statistic(ARGMAX_OF_SIMILARITIES, closeness, is_smooth=True)
     (nearest,) = pairs.statistics((), closest)
     # From the rows themselves: a product would round the distance of near ones.

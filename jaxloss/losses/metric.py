@@ -10,7 +10,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Integer
 
 from jaxloss.core import checks
-from jaxloss.core.batch import AxisName, Reduction
+from jaxloss.core.batch import AxisName, Reduction, zero_or_nan
 from jaxloss.core.checks import Number
 from jaxloss.core.logsumexp import softplus_of_gap_where, softplus_where
 from jaxloss.core.sharding import divided
@@ -93,9 +93,8 @@ def nca_loss(
     # −log(p / (p + q)) = softplus(log q − log p) does not cancel for a small loss.
     defined = sums.has_positive & sums.has_negative
     values = softplus_of_gap_where(defined, sums.negative, sums.positive)
-    # Without a negative, the loss is 0 or NaN: a NaN in a sample that counts is not hidden.
     own = jnp.where(sums.has_positive, sums.positive, 0)
-    values = values + jnp.where(sums.has_negative, 0, own - own)
+    values = values + jnp.where(sums.has_negative, 0, zero_or_nan(own))
     loss = pairs.reduce(values, sums.has_positive, sample_weights, reduction)
     if not metrics:
         return loss

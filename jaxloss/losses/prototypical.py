@@ -30,7 +30,7 @@ from jaxloss.core.logsumexp import softplus
 from jaxloss.core.products import low_dtypes
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.comparison import compare
-from jaxloss.pairs.queue import Queue, reference_rows
+from jaxloss.pairs.queue import Queue
 from jaxloss.pairs.row_blocks import places_in_order
 from jaxloss.pairs.rows import How, Rows, anchors_and_references, center_for
 from jaxloss.pairs.statistics import LOGSUMEXP, Statistic, over_temperature
@@ -104,14 +104,18 @@ def prototypical_loss(
         if count is not None:
             checks.positive_count(name, count)
     features, labels, valid = checked_rows("features", features, labels, where)
-    support = reference_rows(
-        references, reference_labels, reference_where, features, axis_name=axis_name
+    anchors, support = anchors_and_references(
+        features,
+        labels,
+        valid,
+        references,
+        reference_labels,
+        reference_where,
+        axis_name=axis_name,
     )
-    anchors, rows = anchors_and_references(features, labels, valid, support, axis_name)
-    rows = anchors if rows is None else rows
-    classes = _classes(anchors, rows, num_classes, axis_name)
-    anchors, rows = _centered(anchors, None if support is None else rows, axis_name)
-    means, sizes = _means(anchors if rows is None else rows, classes, axis_name)
+    classes = _classes(anchors, support or anchors, num_classes, axis_name)
+    anchors, rows = _centered(anchors, support, axis_name)
+    means, sizes = _means(rows or anchors, classes, axis_name)
 
     # Every device has the means, or each a share of them.
     shares = None if means.shape[0] == classes.number else axis_name
@@ -146,8 +150,8 @@ def prototypical_loss(
         values = nan_where_no_class(values, labels, valid, num_classes)
         defined = defined | (labels >= num_classes)
         if support is not None:
-            _, row_labels, row_valid = support
-            too_large = jnp.any(row_valid & (row_labels >= num_classes)).astype(values.dtype)
+            too_large = jnp.any(support.valid & (support.labels >= num_classes))
+            too_large = too_large.astype(values.dtype)
             values = values * (1 + nan_where(sum_over(too_large, axis_name) > 0, values.dtype))
     return reduce(values, valid & defined, sample_weights, reduction, axis_name)
 

@@ -11,13 +11,13 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss.core import checks
-from jaxloss.core.batch import AxisName, Reduction, checked_rows, reduce
+from jaxloss.core.batch import AxisName, Reduction, checked_rows, reduce, zero_or_nan
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import distances_of_squares, rounding_of_squares, sizes_are_known
 from jaxloss.core.logsumexp import softplus
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.comparison import Comparison, compare_distances
-from jaxloss.pairs.queue import Queue, reference_rows
+from jaxloss.pairs.queue import Queue
 from jaxloss.pairs.row_blocks import Pairs, over_row_blocks
 from jaxloss.pairs.rows import Rows, anchors_and_references, center_of, widened
 from jaxloss.pairs.statistics import ARGMAX_OF_SIMILARITIES, Pair, Statistic
@@ -101,11 +101,16 @@ def triplet_loss(
     checks.choice("mining", mining, ("hard", *_MININGS))
     checks.block_size(block_size)
     features, labels, valid = checked_rows("features", features, labels, where)
-    given = reference_rows(
-        references, reference_labels, reference_where, features, axis_name=axis_name
+    rows = anchors_and_references(
+        features,
+        labels,
+        valid,
+        references,
+        reference_labels,
+        reference_where,
+        axis_name=axis_name,
     )
-    rows = anchors_and_references(features, labels, valid, given, axis_name)
-    anchors, compared = widened(*rows, normalize=normalize)
+    anchors, compared = wide = widened(*rows, normalize=normalize)
     dtype = anchors.features.dtype
     rule = _Rule(
         jnp.asarray(checks.in_range("margin", margin, dtype, at_least=0), dtype),
@@ -113,9 +118,8 @@ def triplet_loss(
         squared,
     )
     if mining == "hard":
-        how: Any = {"where": valid, "block_size": block_size, "axis_name": axis_name}
-        wide = anchors, compared
-        mined = compare_distances(features, labels, given, wide, normalized=normalize, **how)
+        how: Any = {"block_size": block_size, "axis_name": axis_name}
+        mined = compare_distances(*rows, wide, normalized=normalize, **how)
         sums, counts, defined = _hard(rule, *mined, anchors, compared)
     else:
         triplets = _all_soft if soft and mining == "all" else _MININGS[mining]
@@ -194,7 +198,7 @@ def _hard(
 
     far, near = lax.map(jax.checkpoint(distance), jnp.stack(hardest[:2]))
     # With a NaN in any row, tiles cannot tell which are farthest: it stays visible.
-    gaps = far - near + jnp.sum(center - center)
+    gaps = far - near + jnp.sum(zero_or_nan(center))
     return _Triplets(rule.hinge(gaps + rule.margin), jnp.ones_like(gaps), defined)
 
 

@@ -20,7 +20,7 @@ from jaxloss.core.batch import (
 )
 from jaxloss.core.linear import l2_normalize, power_of_two_scaled, wide_dtype
 from jaxloss.core.products import low_dtypes
-from jaxloss.pairs.queue import Queue, reference_rows, share_of
+from jaxloss.pairs.queue import Queue, share_of
 from jaxloss.pairs.rows import (
     DISTANCES,
     How,
@@ -163,11 +163,17 @@ def compare(
       2.0510
     """
     features, labels, valid = checked_rows_of_any_labels(features, labels, where)
-    others = reference_rows(
-        references, reference_labels, reference_where, features, labels, axis_name=axis_name
+    own, other = anchors_and_references(
+        features,
+        labels,
+        valid,
+        references,
+        reference_labels,
+        reference_where,
+        axis_name=axis_name,
     )
     check_options(similarity, block_size)
-    compared_with = features if others is None else others[0]
+    compared_with = features if other is None else other.features
     how = How(
         similarity,
         wide_dtype(features, compared_with),
@@ -176,8 +182,7 @@ def compare(
         ends_early=isinstance(references, Queue),
         axis_name=axis_name,
     )
-    rows = anchors_and_references(features, labels, valid, others, axis_name)
-    own, other, how = loaded_for_products(*rows, how)
+    own, other, how = loaded_for_products(own, other, how)
     if isinstance(references, Queue) and axis_name is not None:  # As its rows.
         reference_numbers, reference_guide = jax.tree.map(
             lambda leaf: share_of(checks.as_array("reference_numbers", leaf), axis_name, 0),
@@ -195,42 +200,47 @@ def compare(
 
 
 def compare_distances(
-    features: Float[Array, "n d"],
-    labels: Integer[Array, " n"],
-    references: tuple[Array, Array, Array] | None,
+    anchors: Rows,
+    references: Rows | None,
     wide: tuple[Rows, Rows | None],
     *,
     normalized: bool,
-    where: Bool[Array, " n"],
     block_size: int | None,
     axis_name: AxisName | None,
 ) -> tuple[Comparison, Callable[[Pair, Params], Float[Array, "a b"]]]:
     """Returns a comparison, and a value that falls with the distance of two rows, for `ARGMAX`.
 
     Args:
+      anchors, references: The rows as they are.
       wide: The rows `widened`.
       normalized: Whether these are unit vectors. Those of low-precision rows are not exact in their
         dtype, so that the rows themselves are compared, by their cosines.
+      block_size, axis_name: Those of the loss.
     """
-    rows, row_labels, row_valid = (None, None, None) if references is None else references
-    both, numbers = [features] if rows is None else [features, rows], [None, None]
+    both = [rows.features for rows in (anchors, references) if rows is not None]
+    flags: list[Any] = [None, None]
     is_low = any(low_dtypes(*both))
     if not is_low:
-        both = [of.features for of in wide if of is not None]
+        both = [rows.features for rows in wide if rows is not None]
     elif normalized:
-        numbers = [jnp.any(array != 0, axis=1).astype(jnp.int32) for array in both]
+        flags = [jnp.any(array != 0, axis=1).astype(jnp.int32) for array in both]
+    of_references: dict[str, Any] = {}
+    if references is not None:
+        of_references = {
+            "references": both[1],
+            "reference_labels": references.labels,
+            "reference_where": references.valid,
+            "reference_numbers": flags[1],
+        }
     pairs = compare(
         both[0],
-        labels,
-        references=None if rows is None else both[1],
-        reference_labels=row_labels,
-        reference_where=row_valid,
-        numbers=numbers[0],
-        reference_numbers=None if rows is None else numbers[1],
+        anchors.labels,
+        numbers=flags[0],
         similarity="cosine" if is_low and normalized else "negative_squared_distance",
-        where=where,
+        where=anchors.valid,
         block_size=block_size,
         axis_name=axis_name,
+        **of_references,
     )
     return pairs, _cosine_of_equal_distance if is_low and normalized else similarity_of
 

@@ -16,8 +16,6 @@ from jaxloss.core.batch import (
     first_position,
     gather_copies,
     labelled_rows,
-    nan_where_no_target,
-    valid_rows,
 )
 from jaxloss.core.sharding import divided
 
@@ -127,7 +125,7 @@ def push(
             f"`queue` must be a `jaxloss.Queue`, got {type(queue).__name__}; start with "
             "`make_queue`, or put restored arrays into `Queue(features, labels, position)`"
         )
-    queue, given = _checked(queue), labels
+    queue, given = checked_queue(queue), labels
     features, labels, valid = labelled_rows(features, labels, where)
     labels = checks.same_labels(labels, given, queue.labels.dtype)
     size, dim = queue.features.shape
@@ -153,86 +151,6 @@ def push(
     )
 
 
-def reference_rows(
-    references: Any,
-    reference_labels: Any,
-    reference_where: Any,
-    features: Float[Array, "n d"],
-    labels: Integer[Array, " n"] | Integer[Array, "n C"] | None = None,
-    *,
-    axis_name: AxisName | None,
-) -> (
-    tuple[Float[Array, "m d"], Integer[Array, " m"] | Integer[Array, "m C"], Bool[Array, " m"]]
-    | None
-):
-    """Checks the references of a pairwise loss, which are rows like `features`, or a `Queue`.
-
-    Args:
-      references, reference_labels, reference_where, features: Not checked yet, but for the last.
-      labels: The checked labels of the features, if they can be multi-hot targets.
-      axis_name: That of the loss.
-
-    Returns:
-      The rows as they are, the labels, and the mask of the valid references. None if there are no
-      references, so that the batch is its own reference. With `axis_name` they are those of this
-      device; of a `Queue`, which is the same on every device, it is a share.
-    """
-    if isinstance(references, Queue):
-        if reference_labels is not None:
-            raise ValueError(
-                "`reference_labels` must be None where `references` is a Queue, which has its own"
-            )
-        if labels is not None and labels.ndim == 2:
-            raise ValueError(
-                "`references` is a Queue, which holds class indices, and `labels` are targets "
-                f"{labels.shape}; pass arrays as `references` and `reference_labels`"
-            )
-        queue = _checked(references)
-        if axis_name is not None:
-            queue, reference_where = _own_share(queue, reference_where, axis_name)
-        references, reference_labels = lax.stop_gradient(queue.features), queue.labels
-    if references is None or reference_labels is None:
-        given = (references, reference_labels, reference_where)
-        names = ("references", "reference_labels", "reference_where")
-        if all(value is None for value in given):
-            return None
-        found = {name: x for name, x in zip(names, given, strict=True) if x is not None}
-        for name, value in found.items():
-            checks.as_array(name, value)
-        got = [f"`{name}`" for name in found]
-        raise ValueError(
-            "`references` and `reference_labels` must be given together, "
-            f"got only {' and '.join(got)}"
-        )
-    rows = checks.reference_features(references, features)
-    if labels is not None and labels.ndim == 2:
-        own = checks.class_sets(
-            reference_labels, "references", rows, name="reference_labels", shape="m C"
-        )
-        if own.shape[1] != labels.shape[1]:
-            raise ValueError(
-                f"`reference_labels` must have shape [m, C] with C = {labels.shape[1]} to match "
-                f"`labels` {labels.shape}, got {own.shape}"
-            )
-    else:
-        own = checks.class_labels(
-            reference_labels, "references", rows, name="reference_labels", shape="m"
-        )
-    where = checks.row_mask(reference_where, "references", rows, name="reference_where", shape="m")
-    valid = valid_rows(own, where)
-    return nan_where_no_target(rows, reference_labels, valid), own, valid
-
-
-def _own_share(queue: Queue, where: Any, axis_name: AxisName) -> tuple[Queue, Any]:
-    """Returns the rows that this device contributes, of as many on each, and their mask."""
-    # On a mesh of Explicit axes, a mask is in shares already.
-    if where is not None and checks.as_array("reference_where", where).shape == queue.labels.shape:
-        where = share_of(jnp.asarray(where), axis_name, False)
-    features = share_of(queue.features, axis_name, 0)
-    labels = share_of(queue.labels, axis_name, -1)
-    return queue._replace(features=features, labels=labels), where
-
-
 def share_of(
     rows: Shaped[Array, "m ..."], axis_name: AxisName, filling: Any
 ) -> Shaped[Array, "k ..."]:
@@ -244,7 +162,7 @@ def share_of(
     return lax.dynamic_slice_in_dim(rows, first_position(share, axis_name), share)
 
 
-def _checked(queue: Queue) -> Queue:
+def checked_queue(queue: Queue) -> Queue:
     """Returns the queue as JAX arrays; one that is restored may have NumPy arrays."""
     features = checks.floating("queue.features", queue.features, "m d")
     labels = checks.integers("queue.labels", queue.labels, "m")

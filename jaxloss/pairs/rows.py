@@ -9,9 +9,19 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer, Shaped
 
-from jaxloss.core.batch import AxisName, comparable, own_positions, sum_over, zero_invalid
+from jaxloss.core import checks
+from jaxloss.core.batch import (
+    AxisName,
+    comparable,
+    nan_where_no_target,
+    own_positions,
+    sum_over,
+    valid_rows,
+    zero_invalid,
+)
 from jaxloss.core.linear import l2_normalize, widen
 from jaxloss.core.products import Low, nearest
+from jaxloss.pairs.queue import Queue, checked_queue, share_of
 
 Similarity: TypeAlias = Literal["inner", "cosine", "negative_squared_distance", "negative_distance"]
 """Of a pair: `x·y`, `x̂·ŷ`, `−‖x − y‖²`, `−‖x − y‖`."""
@@ -80,16 +90,74 @@ def anchors_and_references(
     features: Float[Array, "n d"],
     labels: Integer[Array, " n"] | Integer[Array, "n C"],
     valid: Bool[Array, " n"],
-    references: tuple[Array, Array, Array] | None,
+    references: Any = None,
+    reference_labels: Any = None,
+    reference_where: Any = None,
+    *,
     axis_name: AxisName | None,
 ) -> tuple[Rows, Rows | None]:
-    """Returns the anchors of this device, and what `reference_rows` returned as rows."""
-    positions, others = own_positions(labels.shape[0], axis_name), None
-    if references is not None:
-        rows, row_labels, row_valid = references
-        labels, row_labels = comparable(labels, row_labels)
-        others = Rows(rows, row_labels, row_valid, ~own_positions(rows.shape[0], axis_name))
-    return Rows(features, labels, valid, positions), others
+    """Checks the references of a pairwise loss, and returns the rows of this device as they are.
+
+    Args:
+      features, labels, valid: As they are checked.
+      references, reference_labels, reference_where: Not checked yet. References are rows like the
+        features, or a `Queue`, which is the same on every device and of which each takes a share.
+      axis_name: That of the loss.
+    """
+    anchors = Rows(features, labels, valid, own_positions(labels.shape[0], axis_name))
+    if isinstance(references, Queue):
+        if reference_labels is not None:
+            raise ValueError(
+                "`reference_labels` must be None where `references` is a Queue, which has its own"
+            )
+        if labels.ndim == 2:
+            raise ValueError(
+                "`references` is a Queue, which holds class indices, and `labels` are targets "
+                f"{labels.shape}; pass arrays as `references` and `reference_labels`"
+            )
+        queue = checked_queue(references)
+        references, reference_labels = lax.stop_gradient(queue.features), queue.labels
+        if axis_name is not None:
+            is_whole = checks.rank(reference_where) and len(reference_where) == len(references)
+            references = share_of(references, axis_name, 0)
+            reference_labels = share_of(reference_labels, axis_name, -1)
+            if is_whole:  # On a mesh of Explicit axes, a mask is in shares already.
+                reference_where = share_of(jnp.asarray(reference_where), axis_name, False)
+    given = {
+        "references": references,
+        "reference_labels": reference_labels,
+        "reference_where": reference_where,
+    }
+    present = [name for name, value in given.items() if value is not None]
+    if not present:
+        return anchors, None
+    if references is None or reference_labels is None:
+        for name in present:
+            checks.as_array(name, given[name])
+        raise ValueError(
+            "`references` and `reference_labels` must be given together, "
+            f"got only {' and '.join(f'`{name}`' for name in present)}"
+        )
+    rows = checks.reference_features(references, features)
+    if labels.ndim == 2:
+        others = checks.class_sets(
+            reference_labels, "references", rows, name="reference_labels", shape="m C"
+        )
+        if others.shape[1] != labels.shape[1]:
+            raise ValueError(
+                f"`reference_labels` must have shape [m, C] with C = {labels.shape[1]} to match "
+                f"`labels` {labels.shape}, got {others.shape}"
+            )
+    else:
+        others = checks.class_labels(
+            reference_labels, "references", rows, name="reference_labels", shape="m"
+        )
+    where = checks.row_mask(reference_where, "references", rows, name="reference_where", shape="m")
+    others_valid = valid_rows(others, where)
+    rows = nan_where_no_target(rows, reference_labels, others_valid)
+    labels, others = comparable(labels, others)
+    positions = ~own_positions(rows.shape[0], axis_name)
+    return anchors._replace(labels=labels), Rows(rows, others, others_valid, positions)
 
 
 def widened(anchors: Rows, references: Rows | None, *, normalize: bool) -> tuple[Rows, Rows | None]:
