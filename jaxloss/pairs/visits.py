@@ -7,29 +7,29 @@ its own class, and over those of the other classes. The anchor itself and invali
 A pairwise loss is a short formula on these numbers. With `v = s / T`, for example, NCA is
 `softplus(negative − positive)`.
 
-**Forward.** The rows are cut into blocks. Each tile of similarities of blocks I and J is computed,
-reduced along its rows, merged into the parts of block I (`statistics`), and forgotten. Nothing is
-kept but the parts, unless all pairs fit into one tile.
+**Forward.** The rows are cut into blocks (`prepared`). Each tile of similarities of blocks I and J
+is computed, reduced along its rows, merged into what is known of block I (`each_tile`), and
+forgotten. Nothing is kept but the parts, unless all pairs fit into one tile.
 
 **Symmetry.** If the anchors are their own references, tile (J, I) is the transpose of tile (I, J).
 Only tiles on the diagonal and below it are visited. One below is reduced along its rows for block
 I, and along its columns for block J. With an axis of devices, the rows of the batch are explicit
 references, and all tiles are visited.
 
-**Both directions.** Two towers need the statistics of each reference over all anchors, too. They
-come from the same tiles, reduced along their columns, and are merged into the parts of block J.
+**Both ways.** Two towers need the statistics of each reference over all anchors, too. They come
+from the same tiles, reduced along their columns, and are merged into the parts of block J.
 
-**Backward.** The tiles are visited a second time (`tiles`). Similarities are computed twice, with
-two products in the second visit: 8n²d operations, or half of that with symmetry. If all pairs fit
-into one tile, its similarities are kept for the second visit.
+**Backward.** The tiles are visited a second time. Similarities are computed twice, with two
+products in the second visit: 8n²d operations, or half of that with symmetry. If all pairs fit into
+one tile, its similarities are kept for the second visit.
 
-**Second derivatives.** All passes are plain JAX with loops of a fixed length, so JAX can
+**Second derivatives.** All passes are plain JAX with loops that it can differentiate, so that it can
 differentiate the backward pass. A `jax.custom_vjp` has no forward mode.
 
 **Devices.** Each device has its own anchors. References of all devices are gathered up to
 `GATHERED_BYTES`. Above that, or if they have statistics of their own, they go around a ring: a
-device visits its anchors with the block at hand, and passes the block on. The statistics of a block
-travel with it, and in the backward pass its gradient.
+device visits its anchors with the block at hand, and passes the block on. What is found of a block
+travels with it.
 """
 
 from __future__ import annotations
