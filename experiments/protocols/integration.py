@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array, lax
+from jaxtyping import Float, Integer
 
 import jaxloss
 from experiments.config import CountOrZero, NamedLoss, Positive, Weight
@@ -149,13 +150,13 @@ def build_loss(options: IntegratedLoss, problem: Problem) -> Callable[..., Array
     }.get(name.integration, lambda rows, weights: rows)
 
     def loss(
-        features: Array,
-        labels: Array,
-        weights: Array,
-        bias: Array,
+        features: Float[Array, "n d"],
+        labels: Integer[Array, " n"],
+        weights: Float[Array, "d C"],
+        bias: Float[Array, " C"],
         *,
-        references: Array | None = None,
-        reference_labels: Array | None = None,
+        references: Float[Array, "m d"] | None = None,
+        reference_labels: Integer[Array, " m"] | None = None,
         axis_name: Any = None,
     ) -> Array:
         value = jnp.zeros(())

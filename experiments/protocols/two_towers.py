@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Float, Integer
 
 import jaxloss
 from experiments.config import Folders, NamedLoss, Positive, Signed, TrainConfig, Width
@@ -139,7 +140,11 @@ def objective(options: TwoTowersLoss, problem: Problem) -> Objective:
         }
 
     def pair_loss(
-        features: Array, labels: Array, head: dict[str, Any], *, axis_name: Any = None
+        features: Float[Array, "n d"],
+        labels: Integer[Array, " n"],
+        head: dict[str, Any],
+        *,
+        axis_name: Any = None,
     ) -> Array:
         images = features @ head["images"]
         names = embed_characters(head["names"], jnp.asarray(codes))[labels]

@@ -98,13 +98,13 @@ def _key(leaf: Any) -> Any:
     """
     if isinstance(leaf, partial):
         return partial, _key(leaf.func), *map(_key, leaf.args), _keys(leaf.keywords)
-    read = None if _is_own(leaf) else _read(leaf)
+    read = None if is_own(leaf) else _read(leaf)
     if read is None:
         return type(leaf), None if isinstance(leaf, checks.Known) else leaf
     return id(leaf.__code__), *map(_key, read)
 
 
-def _is_own(function: Any) -> bool:
+def is_own(function: Any) -> bool:
     """Whether a function is one of the library. A decorator copies its module, not its globals."""
     module = getattr(function, "__globals__", {}).get("__name__", "")
     if module.startswith("jaxtyping."):  # Its import hook decorates all functions of a package.
@@ -131,7 +131,7 @@ def _read(function: Any, seen: frozenset[Any] = frozenset()) -> tuple[Any, ...] 
     read += [function.__globals__[name] for name in sorted(names & function.__globals__.keys())]
     read = [x for x in read if not (inspect.ismodule(x) and x.__name__ in _PURE_MODULES)]
     for value in read:
-        known = isinstance(value, _CONSTANTS) or _is_own(value)
+        known = isinstance(value, _CONSTANTS) or is_own(value)
         if not known and _read(value, seen | {function}) is None:
             return None
     return tuple(read)
@@ -195,7 +195,7 @@ def _checked(arguments: Mapping[str, Any], of_statistics: bool) -> dict[str, Any
 
     def function(value: Any) -> Any:
         plain = value.func if isinstance(value, partial) else value
-        if not _is_own(plain) and (not of_statistics or _read(plain) is None):
+        if not is_own(plain) and (not of_statistics or _read(plain) is None):
             raise TypeError(f"{value} may read something that changes")
         return value
 

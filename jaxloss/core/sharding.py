@@ -3,11 +3,11 @@
 A loss with `axis_name` computes the value of the whole batch from the rows of a device. This module
 calls it so under `jax.shard_map`: `divided`, the decorator of all public functions, where it gets
 arrays that are sharded over Explicit axes, and `sharded_loss` on request, for any mesh. Which
-dimension of an argument is spread follows from its jaxtyping annotation:
+dimension of an argument is spread follows from its jaxtyping annotation (`dimensions.py`):
 
 - rows `"n ..."` over the axes of the batch;
 - references `"m ..."` over the same axes, filled up with rows of `reference_where=False`;
-- keys `"m ..."` of a function with `key_where`: the first n like the rows, the others in equal
+- keys `"m ..."` of a function without `references`: the first n like the rows, the others in equal
   shares, filled up with rows of `key_where=False`;
 - classes `C` over axes of their own, if the function has `class_axis_name`;
 - all other arrays are copied to every device.
@@ -15,19 +15,16 @@ dimension of an argument is spread follows from its jaxtyping annotation:
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_type_hints, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -35,7 +32,8 @@ from jax.tree_util import Partial
 
 from jaxloss.core import checks
 from jaxloss.core.batch import AxisName
-from jaxloss.core.programs import Program, compiled_once, is_array, is_recorded, split
+from jaxloss.core.dimensions import Call, Leaf, dims_of
+from jaxloss.core.programs import Program, compiled_once, is_array, is_own, is_recorded, split
 
 Result: TypeAlias = Literal["loss", "losses of classes", "rows", "replicated"]
 """What a function returns: with `"loss"`, rows for `reduction="none"`, and else a scalar."""
@@ -58,12 +56,13 @@ def divided(function: Any = None, *, result: Result = "loss") -> Any:
     of the rows, and with `axis_name`.
 
     Args:
-      function: The loss. It takes `axis_name`. Which dimension of an argument is spread follows
-        from its jaxtyping annotation: rows are `"n ..."`, references `"m ..."`. Keys are `"m ..."`
-        in a function without `references`: the first n belong to the rows. If no annotation begins
-        with n, rows are named as the first dimension of the first argument. An argument without
-        such an annotation is spread as the one of its name in the losses of `jaxloss`, and else if
-        it is one of the first two. All others are copied to every device.
+      function: The loss. It takes `axis_name`. Which arrays are spread follows from its jaxtyping
+        annotations alone: rows of the batch are `"n ..."`, among them the first argument, and
+        references or keys `"m ..."`. Keys are those of a function without `references`: the first n
+        belong to the rows. Classes are `C`, if the function takes `class_axis_name`. Every other
+        array is copied to every device, such as one without an annotation. So is one that goes
+        through `**kwargs`: give it a parameter, if it has rows. A `Queue` needs no annotation. The
+        names in annotations must exist at run time, not only for type checkers.
       result: `"loss"` for a function with `reduction`, whose result is a scalar, or rows `[n]` for
         `"none"`; `"losses of classes"`, if these are `[C]`; `"rows"`, if results are always spread
         like the rows; else `"replicated"`.
@@ -73,8 +72,10 @@ def divided(function: Any = None, *, result: Result = "loss") -> Any:
 
     Raises:
       TypeError: If a loss does not take `axis_name`.
-      ValueError: If `result` is unknown. When called: if references or keys do not spread evenly
-        over the devices, and the function takes no mask with which they are filled up.
+      ValueError: If `result` is unknown. When called on a mesh: if the annotation of the first
+        argument has no rows; if an array without an annotation has as many rows as the batch or the
+        references, or is called `references` or `keys`; if references or keys do not spread evenly
+        over the devices, and the function annotates no mask with which they are filled up.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -95,18 +96,13 @@ def divided(function: Any = None, *, result: Result = "loss") -> Any:
       6.1666665
     """
     checks.choice("result", result, get_args(Result))
-    return partial(_divided, result) if function is None else _divided(result, function)
-
-
-def _divided(result: Result, function: Function) -> Function:
-    signature, is_own = inspect.signature(function), _is_own(function)
-    flags = [k for k, p in signature.parameters.items() if is_own and isinstance(p.default, bool)]
-    if result == "loss" and not _takes("axis_name", function):
+    if function is None:
+        return partial(divided, result=result)
+    if result == "loss" and not Call(function, {}).takes("axis_name"):
         raise TypeError(f"`{function.__name__}` must take `axis_name=None`, as all losses do")
-    plain = function
-    if is_own:
-        _OWN.append(function)
-        plain = compiled_once(function)
+    of_library, parameters = is_own(function), inspect.signature(function).parameters.values()
+    flags = [p.name for p in parameters if of_library and isinstance(p.default, bool)]
+    plain = compiled_once(function) if of_library else function
 
     @functools.wraps(function)
     def on_any_mesh(*args: Any, **kwargs: Any) -> Any:
@@ -119,25 +115,11 @@ def _divided(result: Result, function: Function) -> Function:
             # Arrays that the function makes must be on the mesh, too.
             with jax.sharding.use_abstract_mesh(mesh):
                 return plain(*args, **kwargs)
-        with _errors_of(function, args, kwargs):
-            given = signature.bind(*args, **kwargs).arguments
-            return _call(function, given, _Spread(mesh, *_axes_of(function, given)), result)
+        call = _bound(function, args, kwargs)
+        return _called(call, _spread_as(mesh, call), result)
 
     on_any_mesh._result = result  # pyright: ignore[reportAttributeAccessIssue]
-    return on_any_mesh  # pyright: ignore[reportReturnType]
-
-
-_OWN: list[Any] = []
-"""The decorated functions of the library, which tell what arguments of their names are."""
-
-
-def _is_own(function: Any) -> bool:
-    return getattr(function, "__module__", "").startswith("jaxloss.")
-
-
-def _takes(name: str, function: Any) -> bool:
-    parameters = inspect.signature(function).parameters
-    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return on_any_mesh
 
 
 def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -> Function:
@@ -149,9 +131,9 @@ def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -
     it calls the loss under `jax.shard_map`.
 
     Args:
-      loss: A loss of `jaxloss`, a `functools.partial` of one, or any function with the same
-        contract: rows first, labels second, and the common keywords. Which arguments are spread
-        follows from its annotations, as in `divided`.
+      loss: A loss of `jaxloss`, a `functools.partial` of one, or a function of your own with
+        `axis_name`. Which arguments are spread follows from its annotations, as in `divided`: at
+        least the first is annotated as rows, such as `features: Float[Array, "n d"]`.
       mesh: The devices.
       axis_name: The axis of the mesh, or a tuple of them, over which the batch is spread. Other
         axes hold copies, or the classes of `classifier_loss` with its `class_axis_name`.
@@ -161,8 +143,8 @@ def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -
       arrays: the value is that of the whole batch, and so are its gradients. Call it in `jax.jit`.
 
     Raises:
-      ValueError: When called: the number of rows is not a multiple of the number of devices. Add
-        rows with `where=False`.
+      ValueError: If `axis_name` is not an axis of the mesh. When called: the number of rows is not
+        a multiple of the number of devices; add rows with `where=False`. What `divided` raises.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxloss
@@ -172,177 +154,55 @@ def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -
       >>> print(loss(features, jnp.zeros(len(features), int)))
       0.0
     """
-    unknown = set(_as_tuple(axis_name)) - set(mesh.axis_names)
-    if unknown:
+    if set(_as_tuple(axis_name)) - set(mesh.axis_names):
         raise ValueError(
             f"`axis_name` must be among the axes of the mesh, {mesh.axis_names}, got {axis_name!r}"
         )
-    fixed, function = {}, loss
-    while isinstance(function, partial):
-        if function.args:
-            raise ValueError(f"`loss` must be a partial of keywords only, got {function}")
-        fixed, function = {**function.keywords, **fixed}, function.func
-    signature = inspect.signature(function)
-    result = getattr(function, "_result", None)
-    size = _size(mesh, axis_name)
+    fixed = loss if isinstance(loss, partial) else partial(loss)
+    function: Any = fixed.func
 
-    @functools.wraps(loss if inspect.isroutine(loss) else function)
+    @functools.wraps(function)
     def on_mesh(*args: Any, **kwargs: Any) -> Any:
-        kwargs = {**fixed, **kwargs}
+        kwargs = {**fixed.keywords, **kwargs}
         spread = _Spread(mesh, axis_name, kwargs.pop("class_axis_name", None))
-        with _errors_of(function, args, kwargs):
-            given = signature.bind(*args, **kwargs).arguments
-            first, scored = next(iter(given.items()))
-            if (number := jnp.shape(scored)[:1]) and number[0] % size:
-                raise ValueError(
-                    f"`{first}` has {number[0]} rows, which do not spread evenly over the {size} "
-                    f"devices of {axis_name!r}; fill them up with rows of where=False"
-                )
-            known = _arguments_of(function)[first]
-            if isinstance(known, _Argument) and known.sizes(scored)[:1] != ["n"]:
-                raise ValueError(
-                    f"`{first}`, the first argument, must have rows as its first dimension, "
-                    f'annotated as in Float[Array, "n d"], got {" or ".join(known.dims)!r}'
-                )
-            return _call(function, given, spread, result or "loss")
+        call = _bound(function, (*fixed.args, *args), kwargs)
+        return _called(call, spread, getattr(function, "_result", "loss"))
 
     return on_mesh  # pyright: ignore[reportReturnType]
 
 
-@contextmanager
-def _errors_of(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
-    """Raises the error of the function itself, which has the shapes of the whole batch."""
-    try:
-        yield
-    except (IndexError, TypeError, ValueError):
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        # Those of NumPy stay as they are, as some of them have no shape and type in JAX.
-        shapes = {
-            k: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-            for k, leaf in enumerate(leaves)
-            if isinstance(leaf, jax.Array)
-        }
-
-        def call(arrays: dict[int, Any]) -> Any:
-            given = [arrays.get(k, leaf) for k, leaf in enumerate(leaves)]
-            args, kwargs = jax.tree.unflatten(structure, given)
-            return function(*args, **kwargs)
-
-        try:
-            jax.eval_shape(call, shapes)
-        except Exception as error:
-            raise error from None
-        raise
+def _bound(function: Any, args: Any, kwargs: Any) -> Call:
+    """Returns a call without the names of axes."""
+    signature = inspect.signature(function)
+    signature.bind(*args, **kwargs)  # Raises the error of a wrong number of arguments.
+    found = dict(zip(signature.parameters, args, strict=False)) | kwargs
+    return Call(function, _as_pytree({k: x for k, x in found.items() if k not in _AXIS_NAMES}))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Argument:
-    """What is known of an array: a leaf of the tree of arguments."""
+def _as_pytree(tree: Any) -> Any:
+    """Returns a tree whose partial functions are pytrees of their arguments, too."""
 
-    name: str
-    dims: tuple[str, ...]
-    """Its dimensions by annotation, such as `"n d"`, or those of several ranks."""
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, partial):
+            return leaf
+        return Partial(leaf.func, *_as_pytree(leaf.args), **_as_pytree(leaf.keywords))
 
-    def sizes(self, array: Any) -> list[str]:
-        """The names of the dimensions."""
-        number = np.ndim(array)
-        for dims in self.dims:
-            names = dims.split()
-            if len(names) == number or any(name.startswith(("*", "...")) for name in names):
-                return names[:number]
-        return self.dims[0].split()[:number] if self.dims else []
+    return jax.tree.map(of, tree, is_leaf=lambda x: isinstance(x, partial))
 
 
-@functools.lru_cache(maxsize=256)
-def _arguments_of(function: Any) -> dict[str, Any]:
-    """Of each parameter an `_Argument`, or a dict of them for the fields of a named tuple.
+def _explicit_mesh(arguments: Any) -> tuple[Any, bool]:
+    """The mesh of the first array on Explicit axes, and whether it is sharded; None without one.
 
-    It has the dimensions of the annotation, or of the argument of this name in the losses of the
-    library. Without both, the first two arguments have rows.
+    Arrays that are sharded come first.
     """
-    annotated = _annotated_arguments(function)
-    if _is_own(function):
-        return annotated
-    parameters = [name for name in inspect.signature(function).parameters if name != "self"]
-    places = {name: _Argument(name, ("n",)) for name in parameters[:2]}
-    return {**places, **_arguments_of_the_library(), **annotated}
-
-
-@functools.lru_cache(maxsize=1)
-def _arguments_of_the_library() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for function in _OWN:
-        for name, argument in _annotated_arguments(function).items():
-            before = found.setdefault(name, argument)
-            if isinstance(before, _Argument) and isinstance(argument, _Argument):
-                dims = tuple(dict.fromkeys(before.dims + argument.dims))
-                found[name] = _Argument(name, dims)
-    return found
-
-
-def _annotated_arguments(function: Any) -> dict[str, Any]:
-    """Returns the arguments whose annotations have dimensions, with rows that are called n."""
-    parameters = inspect.signature(function).parameters.values()
-    annotations = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
-    hints = {name: _evaluated(hint, function) for name, hint in annotations.items()}
-    rows, first = "n", next(iter(hints.values()), None)
-    begin = {dims.split()[0] for hint in hints.values() for dims in _dims(hint) if dims.split()}
-    if "n" not in begin and _dims(first) and not _is_own(function):
-        rows = (_dims(first)[0].split() or ["n"])[0]
-    found = {name: _annotated(name, hint, rows) for name, hint in hints.items()}
-    return {name: it for name, it in found.items() if isinstance(it, dict) or it.dims}
-
-
-def _evaluated(hint: Any, function: Any) -> Any:
-    """Returns an annotation that may be a string; None if only type checkers know its names."""
-    if not isinstance(hint, str):
-        return hint
-    plain = inspect.unwrap(function)
-    plain = plain if hasattr(plain, "__globals__") else type(plain).__call__
-    try:
-        return eval(hint, getattr(inspect.unwrap(plain), "__globals__", {}))
-    except Exception:
-        return None
-
-
-def _dims(hint: Any) -> tuple[str, ...]:
-    """Returns the dimensions of the arrays in an annotation."""
-    if hasattr(hint, "dim_str"):
-        return (hint.dim_str,)
-    return tuple(dims for kind in get_args(hint) for dims in _dims(kind))
-
-
-def _annotated(name: str, hint: Any, rows: str) -> Any:
-    found = [dims.split() for dims in _dims(hint)]
-    dims = tuple(" ".join(["n", *names[1:]] if names[:1] == [rows] else names) for names in found)
-    for kind in get_args(hint) if dims else ():  # A tuple that takes the place of an array.
-        if isinstance(kind, type) and hasattr(kind, "_fields"):
-            fields = get_type_hints(kind)
-            return {key: _annotated(name, value, rows) for key, value in fields.items()} | {
-                "": dims
-            }
-    return _Argument(name, dims)
-
-
-def _named(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an `_Argument` for each leaf of the arguments of a function."""
-    known = _arguments_of(function)
-
-    def of_leaves(argument: _Argument, value: Any) -> Any:
-        return jax.tree.map(lambda _: argument, value)
-
-    def of(name: str, value: Any) -> Any:
-        if isinstance(value, Partial):
-            return Partial(value.func, *value.args, **_named(value.func, value.keywords))
-        argument = known.get(name, _Argument(name, ()))
-        if not isinstance(argument, dict):
-            return of_leaves(argument, value)
-        if not hasattr(value, "_fields"):
-            return of_leaves(_Argument(name, argument[""]), value)
-        fields = (argument.get(field, _Argument(name, ())) for field in value._fields)
-        return type(value)(*map(of_leaves, fields, value))
-
-    return {name: of(name, value) for name, value in arguments.items()}
+    arrays = [x for x in jax.tree.leaves(_as_pytree(arguments)) if isinstance(x, jax.Array)]
+    explicit = [x for x in arrays if AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types]
+    if not explicit:
+        return None, False
+    array: Any = max(explicit, key=lambda x: any(jax.typeof(x).sharding.spec))
+    kind = jax.typeof(array).sharding
+    # Outside of `jax.jit`, `jax.shard_map` needs the devices.
+    return kind.mesh if isinstance(array, Tracer) else array.sharding.mesh, any(kind.spec)
 
 
 class _Spread(NamedTuple):
@@ -355,177 +215,176 @@ class _Spread(NamedTuple):
     class_axes: AxisName | None
     """Those of the classes."""
 
-    def spec(self, argument: _Argument, array: Any) -> P:
-        """The dimensions of an argument that are spread."""
-        over = {"n": self.axes, "m": self.axes, "C": self.class_axes}
-        sizes = argument.sizes(array)
-        # Only the first dimension is one of rows; there are many names for the others.
-        found = [over.get(name) if not k or name == "C" else None for k, name in enumerate(sizes)]
-        while found and found[-1] is None:
-            found.pop()
-        return P(*found)
+    @property
+    def size(self) -> int:
+        """The number of devices that have different rows."""
+        return math.prod(self.mesh.shape[axis] for axis in _as_tuple(self.axes))
 
-    def placed(self, name: str, array: Any, spec: P) -> Array:
+    def spec(self, leaf: Leaf) -> P:
+        """The dimensions of an array that are spread."""
+        over = {"n": self.axes, "m": self.axes, "C": self.class_axes, None: None}
+        return P(*(over[size] for size in leaf.sizes))
+
+    def placed(self, leaf: Leaf, spec: P) -> jax.Array:
         """The array as `jax.shard_map` takes it: on Explicit axes, it must be sharded so."""
-        array = checks.as_array(name, array)
+        array = checks.as_array(leaf.name, leaf.value)
         if AxisType.Explicit not in self.mesh.axis_types:
             return array
-        sharding = NamedSharding(self.mesh, spec)
         # Only the former works outside of the context of a mesh, only the latter without devices.
         move = jax.device_put if isinstance(self.mesh, jax.sharding.Mesh) else _reshard
-        return move(array, sharding)
+        return move(array, NamedSharding(self.mesh, spec))
 
 
-def _call(function: Any, given: Mapping[str, Any], spread: _Spread, result: Result) -> Any:
-    """Calls a function by `jax.shard_map`, with its arguments by name."""
-    named: dict[str, Any] = {k: value for k, value in given.items() if k not in _AXIS_NAMES}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            named |= named.pop(name, {})
-    default = getattr(inspect.signature(function).parameters.get("reduction"), "default", None)
-    reduction = named.get("reduction", default)
-    of_rows = result == "rows" or (result == "loss" and reduction == "none")
-    out_spec: Any = P(spread.axes) if of_rows else P()
-    metrics = named.get("metrics")
-    if (
-        isinstance(metrics, bool | np.bool_) and metrics
-    ):  # Beside the loss, the same on every device.
-        out_spec = (out_spec, P())
-    arguments = _prepared(function, named, spread)
-    for name, axes in zip(_AXIS_NAMES, (spread.axes, spread.class_axes), strict=True):
-        if axes is not None and _takes(name, function):
-            arguments[name] = axes
-    program, arrays = split(function, arguments)
-    of = jax.tree.leaves(_named(function, arguments))
-    placed, specs = [], []
-    for k, array in zip(program.which, arrays, strict=True):
-        specs.append(spread.spec(of[k], array))
-        placed.append(spread.placed(of[k].name, array, specs[-1]))
-    how = (program, spread.mesh, tuple(specs), out_spec)
-    if is_recorded():
-        return _mapped(*how)(*placed)
-    try:
-        compiled = _compiled(*how)
-    except TypeError:  # An argument that is not hashable.
-        compiled = jax.jit(_mapped(*how))
-    return compiled(*placed)
-
-
-def _mapped(program: Program, mesh: Any, specs: tuple[P, ...], out_spec: Any) -> Callable[..., Any]:
-    """Returns what all devices compute."""
-    return jax.shard_map(program.of_arrays(), mesh=mesh, in_specs=specs, out_specs=out_spec)
-
-
-@functools.lru_cache(maxsize=128)
-def _compiled(*how: Any) -> Callable[..., Any]:
-    """Without `jax.jit`, `jax.shard_map` would compile every operation of every call by itself."""
-    return jax.jit(_mapped(*how))
-
-
-def _prepared(function: Any, arguments: Mapping[str, Any], spread: _Spread) -> dict[str, Any]:
-    """Returns the arguments of a function or of a partial one as a pytree.
-
-    References and keys that do not spread evenly are filled up with rows that are ignored.
-    """
-
-    def prepare(value: Any) -> Any:
-        if not isinstance(value, partial):
-            return value
-        return Partial(value.func, *value.args, **_prepared(value.func, value.keywords, spread))
-
-    found = {name: prepare(value) for name, value in arguments.items()}
-    named = _named(function, found)
-    counts: dict[str, dict[str, int]] = {"n": {}, "m": {}}
-    for name, value in found.items():
-        if isinstance(value, Partial):
-            continue
-        for argument, leaf in zip(*map(jax.tree.leaves, (named[name], value)), strict=True):
-            first = argument.sizes(leaf)[:1]
-            if first and first[0] in counts:
-                counts[first[0]].setdefault(name, np.shape(leaf)[0])
-    of_references, size = counts["m"], _size(spread.mesh, spread.axes)
-    if not of_references:
-        return found
-    number, *others = of_references.values()
-    if any(other != number for other in others):
-        raise ValueError(f"{', '.join(of_references)} must have the same number of rows")
-    mask, num_rows = "reference_where", 0
-    if not _takes("references", function) or "keys" in found:
-        mask, num_rows = "key_where", next(iter(counts["n"].values()))
-        if number <= num_rows or num_rows % size or size == 1:
-            return found
-    missing = (num_rows - number) % size
-    if not missing and not num_rows:
-        return found
-    order = slice(None)
-    if num_rows:  # A device gets the keys of its queries, and then a share of the rest.
-        places = np.arange(number + missing)
-        parts = (part.reshape(size, -1) for part in (places[:num_rows], places[num_rows:]))
-        order = np.concatenate(list(parts), axis=1).reshape(-1)
-    if missing and found.get(mask) is None:
-        if not _takes(mask, function):
-            raise ValueError(
-                f"`{next(iter(of_references))}` has {number} rows, which do not spread evenly over "
-                f"the {size} devices; let the function take `{mask}`, with which they are filled up"
-            )
-        found[mask], of_references[mask] = jnp.ones(number, bool), number
-
-    def fill(argument: _Argument, array: Any) -> Any:
-        if argument.sizes(array)[:1] != ["m"]:
-            return array
-        array = spread.placed(argument.name, array, P())
-        return jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))[order]
-
-    named = _named(function, {name: found[name] for name in of_references})
-    return found | {name: jax.tree.map(fill, named[name], found[name]) for name in of_references}
-
-
-def _explicit_mesh(arguments: Any) -> tuple[Any, bool]:
-    """The mesh of the first array on Explicit axes, and whether it is sharded; None without one.
-
-    Arrays that are sharded come first.
-    """
-    found = None
-    for leaf in _arrays(arguments):
-        if isinstance(leaf, jax.Array):
-            # Outside of `jax.jit`, `jax.shard_map` needs the devices.
-            kind: Any = jax.typeof(leaf).sharding
-            mesh = kind.mesh if isinstance(leaf, Tracer) else getattr(leaf.sharding, "mesh", None)
-            if any(kind.spec):
-                return mesh, True
-            if AxisType.Explicit in kind.mesh.axis_types:
-                found = found or mesh
-    return found, False
-
-
-def _axes_of(function: Any, given: Mapping[str, Any]) -> tuple[AxisName | None, AxisName | None]:
-    """The axes over which rows and classes are spread."""
-    takes_class_axis = "class_axis_name" in inspect.signature(function).parameters
-    found: dict[str, tuple[Any, ...]] = {"n": (), "C": ()}
-    for name, argument in _named(function, given).items():
-        array = given[name]
-        if isinstance(array, jax.Array) and isinstance(argument, _Argument):
-            spec = jax.typeof(array).sharding.spec
-            for k, (size, axes) in enumerate(zip(argument.sizes(array), spec, strict=False)):
-                if (size == "n" and not k) or (size == "C" and takes_class_axis):
-                    found[size] = found[size] or _as_tuple(axes)
-    rows = tuple(axis for axis in found["n"] if axis not in found["C"])
-    return rows or None, found["C"] or None
+def _spread_as(mesh: Any, call: Call) -> _Spread:
+    """Returns how rows and classes are spread: as in the first array that is sharded so."""
+    found: dict[str | None, tuple[Any, ...]] = {"n": (), "C": ()}
+    for leaf in call.leaves():
+        spec = jax.typeof(leaf.value).sharding.spec if isinstance(leaf.value, jax.Array) else ()
+        for size, axes in zip(leaf.sizes, spec, strict=False):
+            found[size] = found.get(size) or _as_tuple(axes)
+    classes = found["C"] if "class_axis_name" in inspect.signature(call.function).parameters else ()
+    rows = tuple(axis for axis in found["n"] if axis not in classes)
+    return _Spread(mesh, rows or None, classes or None)
 
 
 def _as_tuple(axes: Any) -> tuple[Any, ...]:
     return () if axes is None else axes if isinstance(axes, tuple) else (axes,)
 
 
-def _size(mesh: Any, axes: AxisName | None) -> int:
-    """The number of devices along the axes."""
-    return math.prod(mesh.shape[axis] for axis in _as_tuple(axes))
+def _called(call: Call, spread: _Spread, result: Result) -> Any:
+    """Calls a function on every device. Errors have the shapes of the whole batch."""
+    try:
+        prepared = _prepared(call, spread, _num_rows(call, spread, result))
+        for name, axes in zip(_AXIS_NAMES, (spread.axes, spread.class_axes), strict=True):
+            if axes is not None and call.takes(name):
+                prepared.arguments[name] = axes
+        return _mapped(prepared, spread, _out_spec(call, spread, result))
+    except (IndexError, TypeError, ValueError) as error:
+        raise _error_of_whole_batch(call) or error from None
 
 
-def _arrays(arguments: Any) -> Iterator[Any]:
-    """All arrays in a tree, and in the keywords of its partial functions."""
-    for leaf in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, partial)):
-        if isinstance(leaf, partial):
-            yield from _arrays(leaf.keywords)
-        elif is_array(leaf):
-            yield leaf
+def _error_of_whole_batch(call: Call) -> Exception | None:
+    """Returns the error of the function itself, if it has one."""
+    leaves, structure = jax.tree.flatten(call.arguments)
+    # Those of NumPy stay as they are, as some of them have no shape and type in JAX.
+    which = [k for k, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+
+    def of_arrays(*arrays: Any) -> Any:
+        found = dict(zip(which, arrays, strict=True))
+        return call.function(**structure.unflatten(found.get(k, x) for k, x in enumerate(leaves)))
+
+    try:
+        shapes = (jax.ShapeDtypeStruct(leaves[k].shape, leaves[k].dtype) for k in which)
+        jax.eval_shape(of_arrays, *shapes)
+    except Exception as error:
+        return error
+
+
+def _num_rows(call: Call, spread: _Spread, result: Result) -> int | None:
+    """Returns the number of rows of the batch, which must spread evenly; None without rows."""
+    rows, first = call.lengths("n"), next(iter(inspect.signature(call.function).parameters))
+    if first not in rows and result != "replicated":
+        raise ValueError(
+            f"`{first}`, the first argument, must be annotated as rows in the signature of the "
+            f'loss, such as `{first}: Float[Array, "n d"]`'
+        )
+    for name, number in rows.items():
+        if number % spread.size:
+            raise ValueError(
+                f"`{name}` has {number} rows, which do not spread evenly over the {spread.size} "
+                f"devices of {spread.axes!r}; fill them up with rows of where=False"
+            )
+    return next(iter(rows.values()), None)
+
+
+def _prepared(call: Call, spread: _Spread, num_rows: int | None) -> Call:
+    """Returns a call, and those of partial functions in it, with arguments that spread evenly."""
+    partials = {k: x for k, x in call.arguments.items() if isinstance(x, Partial)}
+    own = Call(call.function, {k: x for k, x in call.arguments.items() if k not in partials})
+    _check_annotations(own, num_rows)
+    own = _filled(own, spread, num_rows or 0)
+    for name, x in partials.items():
+        keywords = _prepared(Call(x.func, x.keywords), spread, num_rows).arguments
+        own.arguments[name] = Partial(x.func, *x.args, **keywords)
+    return own
+
+
+def _check_annotations(call: Call, num_rows: int | None) -> None:
+    """Raises for an array without an annotation that may be one of rows or references.
+
+    Every device would get all of it, and a part of the others: values would be wrong.
+    """
+    numbers = {num_rows, *call.lengths("m").values()}
+    for name in call.arguments.keys() - dims_of(call.function).keys():
+        shape = call.arguments[name].shape if is_array(call.arguments[name]) else ()
+        if numbers.intersection(shape[:1]) or (shape and name in ("references", "keys")):
+            raise ValueError(
+                f"`{name}` {shape} has no annotation in the signature of the loss, so every device "
+                f'would have all of it; write `{name}: Shaped[Array, "n ..."]` for rows of the '
+                'batch, "m ..." for references or keys, and other names for an array to copy'
+            )
+
+
+def _filled(call: Call, spread: _Spread, num_rows: int) -> Call:
+    """Returns a call whose references or keys spread evenly, with ignored rows at the end."""
+    lengths = call.lengths("m")
+    number, *others = {*lengths.values()} or {0}
+    if others:
+        raise ValueError(f"{', '.join(lengths)} must have the same number of rows")
+    mask, own = "key_where", num_rows
+    if "references" in inspect.signature(call.function).parameters:
+        mask, own = "reference_where", 0
+    missing = (own - number) % spread.size
+    # Fewer keys than queries are an error of the function.
+    if number <= own or spread.size == 1 or not (missing or own):
+        return call
+    arguments = call.arguments
+    if missing and arguments.get(mask) is None:
+        if mask not in dims_of(call.function):
+            raise ValueError(
+                f"`{next(iter(lengths))}` has {number} rows, which do not spread evenly over the "
+                f'{spread.size} devices; let the loss take `{mask}: Bool[Array, " m"]`'
+            )
+        arguments = arguments | {mask: jnp.ones(number, bool)}
+    # A device gets the keys of its queries, and then a share of the rest.
+    parts = np.split(np.arange(number + missing), [own])
+    order = np.concatenate([part.reshape(spread.size, -1) for part in parts], axis=1).reshape(-1)
+
+    def fill(leaf: Leaf) -> Any:
+        if leaf.sizes[:1] != ["m"]:
+            return leaf.value
+        array = spread.placed(leaf, P())
+        array = jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))
+        return array[order] if own else array
+
+    call = Call(call.function, arguments)
+    return Call(call.function, jax.tree.structure(arguments).unflatten(map(fill, call.leaves())))
+
+
+def _out_spec(call: Call, spread: _Spread, result: Result) -> P | tuple[P, P]:
+    reduction = inspect.signature(call.function).parameters.get("reduction")
+    is_none = call.arguments.get("reduction", getattr(reduction, "default", None)) == "none"
+    spec = P(spread.axes) if result == "rows" or (result == "loss" and is_none) else P()
+    metrics = call.arguments.get("metrics")  # Beside the loss, the same on every device.
+    return (spec, P()) if isinstance(metrics, bool | np.bool_) and metrics else spec
+
+
+def _mapped(call: Call, spread: _Spread, out_spec: Any) -> Any:
+    """Calls a function by `jax.shard_map`."""
+    program, leaves = split(*call)[0], list(call.leaves())
+    arrays = [leaves[k] for k in program.which]
+    specs = tuple(map(spread.spec, arrays))
+    how = (program, spread.mesh, specs, out_spec)
+    # Where operations are recorded, a function among the options may hold traced arrays: not kept.
+    try:
+        on_devices = (_on_devices.__wrapped__ if is_recorded() else _on_devices)(*how)
+    except TypeError:  # An argument that is not hashable.
+        on_devices = _on_devices.__wrapped__(*how)
+    return on_devices(*map(spread.placed, arrays, specs))
+
+
+@functools.lru_cache(maxsize=128)
+def _on_devices(program: Program, mesh: Any, specs: Any, out_spec: Any) -> Callable[..., Any]:
+    """Without `jax.jit`, `jax.shard_map` would compile every operation of every call by itself."""
+    run = jax.shard_map(program.of_arrays(), mesh=mesh, in_specs=specs, out_specs=out_spec)
+    return jax.jit(run)

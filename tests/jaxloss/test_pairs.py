@@ -877,82 +877,87 @@ def test_wrong_arguments_are_named():
 
 
 class OwnLoss:
-    """Losses whose annotations say less, or other letters, each as `nca_loss`."""
+    """As `nca_loss`, with no more annotations than are needed."""
 
     @staticmethod
-    def other_letters(
-        embeddings: Float[Array, "b k"],
-        classes: Integer[Array, " b"],
-        *,
-        where: Bool[Array, " b"] | None = None,
-        reduction: Any = "mean",
-        axis_name: Any = None,
-    ):
-        options: Any = {"reduction": reduction, "axis_name": axis_name}
-        return jaxloss.nca_loss(embeddings, classes, where=where, **options)
+    def of_rows(embeddings: Rows, classes: "Integer[Array, ' n']", *, t: "Unknown" = 1.0, **more):  # noqa: F821  # pyright: ignore
+        return jaxloss.nca_loss(embeddings, classes, temperature=t, **more)
 
     @staticmethod
-    def of_arrays(
-        embeddings: jax.Array,
-        classes: "Unknown",  # noqa: F821  # pyright: ignore
-        *,
-        where: jax.Array | None = None,
-        reduction: Any = "mean",
-        axis_name: Any = None,
-    ):
-        return OwnLoss.other_letters(
-            embeddings, classes, where=where, reduction=reduction, axis_name=axis_name
-        )
+    def of_references(features: Rows, labels: Labels, references: Float[Array, "m d"], **more):
+        return jaxloss.nca_loss(features, labels, references=references, **more)
 
     @staticmethod
-    def of_anything(embeddings, classes, **options):
-        return jaxloss.nca_loss(embeddings, classes, **options)
+    def other_letters(embeddings: Float[Array, "b k"], classes: Integer[Array, " b"], **more):
+        return jaxloss.nca_loss(embeddings, classes, **more)
 
-    def __call__(
-        self, features: Rows, labels: Labels, *, where=None, reduction="mean", axis_name=None
-    ):
-        return self.of_arrays(
-            features, labels, where=where, reduction=reduction, axis_name=axis_name
-        )
+    def __call__(self, features: Rows, labels: Labels, **more):
+        return self.of_rows(features, labels, **more)
+
+
+def on_devices(loss, way):
+    """The loss, and arrays that devices divide."""
+    rows = jnp.asarray(X, jnp.float32), jnp.asarray(Y)
+    if way == "sharded_loss":
+        return jaxloss.sharded_loss(loss, mesh(), "batch"), rows
+    explicit = NamedSharding(mesh(kind=AxisType.Explicit), P("batch"))
+    return jaxloss.divided(loss), jax.device_put(rows, explicit)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["other_letters", "of_arrays", "of_anything", "__call__"])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_annotations_that_say_less(name, reduction):
-    loss = OwnLoss() if name == "__call__" else getattr(OwnLoss, name)
-    x, y, where = jnp.asarray(X, jnp.float32), jnp.asarray(Y), jnp.arange(N) % 3 > 0
-    expected = jaxloss.nca_loss(x, y, where=where, reduction=reduction)
-    spread = jaxloss.sharded_loss(loss, mesh(), "batch")
-    got = jax.jit(partial(spread, reduction=reduction))(x, y, where=where)
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
-    rows = NamedSharding(mesh(kind=AxisType.Explicit), P("batch"))
-    if name != "__call__":
-        arrays = jax.device_put((x, y, where), rows)
-        run = partial(jaxloss.divided(loss), reduction=reduction)
-        got = jax.jit(lambda x, y, where: run(x, y, where=where))(*arrays)
-        np.testing.assert_allclose(got, expected, rtol=1e-5)
-        assert reduction == "mean" or got.sharding.spec == P("batch")
+@pytest.mark.parametrize("way", ["sharded_loss", "divided"])
+@pytest.mark.parametrize("loss", [OwnLoss.of_rows, OwnLoss()], ids=["function", "object"])
+def test_an_array_without_an_annotation_is_copied(way, loss):
+    """Here a queue, whose rows count once: of as many places as the batch, some of them empty."""
+    queue = jaxloss.make_queue(N, DIM)
+    queue = jaxloss.push(queue, jnp.asarray(R[:5], jnp.float32), jnp.asarray(Y[:5]))
+    options: Any = {"references": queue, "t": jnp.asarray(0.7)}
+
+    def total(function, x, y):
+        losses = function(x, y, reduction="none", **options)
+        return jnp.sum(jnp.sin(losses)), losses
+
+    spread, rows = on_devices(loss, way)
+    alone = jax.value_and_grad(partial(total, OwnLoss.of_rows), has_aux=True)
+    expected = alone(jnp.asarray(X, jnp.float32), jnp.asarray(Y))
+    got = jax.jit(jax.value_and_grad(partial(total, spread), has_aux=True))(*rows)
+    chex.assert_trees_all_close(got, expected, rtol=1e-5, atol=1e-6)
+    assert way == "sharded_loss" or got[0][1].sharding.spec == P("batch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["sharded_loss", "divided"])
+def test_errors_say_what_to_annotate(way):
+    r, of_r = jnp.asarray(R, jnp.float32), jnp.asarray(L)
+    given = {"references": r, "reference_labels": of_r}
+    own = partial(OwnLoss.of_rows, **given)
+    first = r'the first argument, .* `{}: Float\[Array, "n d"\]`'
+    copied = r'no annotation .* write `{}: Shaped\[Array, "n ..."\]` .* "m ..." for references'
+    for loss, options, message in (
+        (OwnLoss.other_letters, {}, first.format("embeddings")),
+        (lambda x, y, axis_name=None: jnp.sum(x), {}, first.format("x")),
+        (OwnLoss(), {"where": jnp.arange(N) > 2}, copied.format("where")),
+        (OwnLoss.of_references, given, copied.format("reference_labels")),
+        (OwnLoss.of_rows, given, copied.format("references")),
+        (jaxloss.sum_loss, {"weights": r[:DIM].T, "metric_loss": own}, copied.format("references")),
+    ):
+        spread, rows = on_devices(loss, way)
+        with raises(ValueError, message):
+            jax.jit(partial(spread, **options))(*rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("m", [N, M, M + 1])
-def test_keys_without_annotations(m):
+def test_keys_without_a_mask(m):
     keys = np.concatenate([R, R[:1]])[:m]
     q, k = jnp.asarray(X, jnp.float32), jnp.asarray(keys, jnp.float32)
-    ids = jnp.asarray(Y)
-    expected = jaxloss.info_nce_loss(q, k, ids=ids)
-    spread = jaxloss.sharded_loss(
-        lambda q, keys, **kw: jaxloss.info_nce_loss(q, keys, **kw), mesh(), "batch"
-    )
-    np.testing.assert_allclose(jax.jit(spread)(q, k, ids=ids), expected, rtol=1e-5)
 
     def without_mask(queries: Rows, keys: Float[Array, "m d"], *, axis_name=None):
         return jaxloss.info_nce_loss(queries, keys, axis_name=axis_name)
 
     run = jax.jit(jaxloss.sharded_loss(without_mask, mesh(), "batch"))
     if m == M + 1:
-        with raises(ValueError, "`keys` has 13 rows, .* over the 4 devices; .* take `key_where`"):
+        with raises(ValueError, "`keys` has 13 rows, .* over the 4 devices; .* take `key_where"):
             run(q, k)
     else:
         np.testing.assert_allclose(run(q, k), jaxloss.info_nce_loss(q, k), rtol=1e-5)

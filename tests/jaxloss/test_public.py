@@ -2,12 +2,15 @@
 
 import inspect
 import re
+import types
 import typing
 from collections import Counter
 
+import jax
 import pytest
 
 import jaxloss
+from jaxloss.core.dimensions import dims_of
 from tests.jaxloss.harness import over
 from tests.jaxloss.loss_table import CASES, FUNCTIONS, LOSSES
 
@@ -70,6 +73,24 @@ def test_docstring_and_annotations(name):
         assert parameter in annotated, parameter
     assert "return" in annotated
     assert not of_a_formula or re.search(r"\[[ndC]", found["Args"])  # Shapes, as `[n, d]`.
+
+
+def test_annotations_say_which_arrays_devices_divide():
+    """Every array has dimensions: one without them would be copied to every device."""
+    for name, function in PUBLIC.items():
+        if not hasattr(function, "_result"):  # Not `divided`.
+            continue
+        hints = typing.get_type_hints(function)
+        del hints["return"]
+        for parameter, hint in hints.items():
+            is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+            kinds = typing.get_args(hint) if is_union else (hint,)
+            assert not {jax.Array, typing.Any}.intersection(kinds), (name, parameter)
+            for kind in kinds:
+                fields = getattr(kind, "_fields", ())
+                assert not fields or {*fields} == dims_of(kind).keys(), (name, parameter)
+        first = dims_of(function).get(next(iter(hints)), ("",))
+        assert function._result == "replicated" or all(dims.split()[0] == "n" for dims in first)
 
 
 @over([*LOSSES, *FUNCTIONS])
