@@ -23,7 +23,7 @@ from the same tiles, reduced along their columns, and are merged into the parts 
 products in the second visit: 8n²d operations, or half of that with symmetry. If all pairs fit into
 one tile, its similarities are kept for the second visit.
 
-**Second derivatives.** All passes are plain JAX with loops that it can differentiate, so that it can
+**Second derivatives.** All passes are plain JAX, with loops that it can differentiate: so it can
 differentiate the backward pass. A `jax.custom_vjp` has no forward mode.
 
 **Devices.** Each device has its own anchors. References of all devices are gathered up to
