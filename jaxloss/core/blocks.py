@@ -54,21 +54,6 @@ def rows_of_all_pairs(num_rows: int, num_references: int, block_size: int | None
     return max(min(most if block_size is None else block_size, num_rows), 1)
 
 
-def classes_of_logits(num_rows: int, dim: int, num_classes: int, num_columns: int) -> int:
-    """Returns the number of classes whose logits are computed at once, from `[d, columns]` weights.
-
-    All of them where the logits are few, or not many more than the features. Otherwise, on a CPU,
-    the logits and the weights of a block fit into a cache of 1 MB, or it has 512 columns: each
-    block adds to the gradient of all features, which is slow in many small ones.
-    """
-    kept, visited = (2**20, 2**18) if on_cpu() else (2**24, 2**26)
-    known = sizes_are_known(num_rows)
-    if num_columns <= 4 * dim or (known and num_rows * num_columns <= kept):
-        return num_classes
-    columns = max(512, visited // (num_rows + dim) // 128 * 128) if known else 512
-    return max(1, columns * num_classes // num_columns)
-
-
 def classes_of_means(num_classes: int, block_size: int | None, *, known: bool) -> int:
     """Returns the number of classes whose means are computed at once.
 

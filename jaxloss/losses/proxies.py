@@ -107,7 +107,6 @@ def proxy_anchor_loss(
         values = softplus(jnp.where(not_empty, soft, 0))
         return jnp.where(not_empty, values, 0), not_empty
 
-    scale, margin = (jnp.asarray(x, similarities.dtype) for x in (scale, margin))
     positive, has_positive = of_classes(-scale * (similarities - margin), is_own)
     negative, _ = of_classes(scale * (similarities + margin), ~is_own)
     # Every device has the same C values, so the reductions need no axis.
@@ -180,8 +179,7 @@ def proxy_nca_loss(
         squared = lax.stop_gradient(
             jnp.max(jnp.abs(proxies), axis=0) > jnp.finfo(proxies.dtype).tiny
         ).astype(squared.dtype)
-    factor = 1 / jnp.asarray(temperature, similarities.dtype)
-    logits = factor * (2 * similarities - squared[None, :])
+    logits = (1 / temperature) * (2 * similarities - squared[None, :])
     is_own = is_own_class(labels, num_classes)
     own = jnp.sum(jnp.where(is_own, logits, 0), axis=1)
     gap = finite_from_below(logsumexp(logits, ~is_own, axis=1)) - own
@@ -204,9 +202,7 @@ def _compared(
     With `sample_weights`, those of weight 0 are not in the mask.
     """
     features, labels, valid = checked_rows("features", features, labels, where)
-    proxies = checks.columns(
-        "proxies", proxies, "d C", features.shape[1], f"`features` {features.shape}"
-    )
+    proxies = checks.matching("proxies", proxies, "d C", features)
     low = low_dtypes(features, proxies)
     features, proxies = widen(features, proxies)
     if sample_weights is not None:
