@@ -49,11 +49,11 @@ def integers(name: str, value: Any, shape: str) -> Integer[Array, " ..."]:
     return array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
 
 
-def _of_kind(name: str, value: Any, shape: str, kind: Any, dtype: str) -> AnyArray:
+def _of_kind(name: str, value: Any, shape: str, kind: Any, text: str) -> AnyArray:
     """Returns `value` as an array of a kind of dtype. An empty `shape` stands for any."""
-    array = as_array(name, value, integers=kind is jnp.integer)
+    array = as_array(name, value, keep_integers=kind is jnp.integer)
     if not jnp.issubdtype(array.dtype, kind):
-        raise TypeError(f"`{name}` must have {dtype}, got {value.dtype}")
+        raise TypeError(f"`{name}` must have {text}, got {value.dtype}")
     if shape:
         _check_rank(name, array, shape)
     return array
@@ -313,7 +313,7 @@ def in_range(
     return number
 
 
-def as_array(name: str, value: Any, *, integers: bool = True) -> AnyArray:
+def as_array(name: str, value: Any, *, keep_integers: bool = True) -> AnyArray:
     """Returns a JAX or NumPy array as a JAX array, of the same integers if they are meant."""
     if not isinstance(value, jax.Array | np.ndarray | np.generic):
         hint = _hint_of_other(name, value)
@@ -328,7 +328,7 @@ def as_array(name: str, value: Any, *, integers: bool = True) -> AnyArray:
     except TypeError as error:
         text = f"`{name}` must have a dtype that JAX has, got {value.dtype}"
         raise TypeError(text + _hint_of_dtype(name, value)) from error
-    if integers and jnp.issubdtype(array.dtype, jnp.integer):
+    if keep_integers and jnp.issubdtype(array.dtype, jnp.integer):
         narrow = jax.dtypes.canonicalize_dtype(array.dtype)
         if narrow != value.dtype:
             _check_values(name, np.asarray(value), narrow)

@@ -167,7 +167,7 @@ def power_of_two_scaled(rows: Float[Array, "n d"], valid: Bool[Array, " n"]) -> 
 def tangential(
     gradient: Float[Array, " ..."],
     x: Float[Array, " ..."],
-    inverse_norms: Float[Array, " ..."],
+    inverse: Float[Array, " ..."],
     *,
     axis: int = -1,
 ) -> Float[Array, " ..."]:
@@ -175,8 +175,8 @@ def tangential(
 
     It is 0 for a zero vector. The inverse norms have an axis of length 1.
     """
-    along = jnp.sum(x * gradient, axis=axis, keepdims=True) * inverse_norms**2
-    return jnp.where(inverse_norms == 0, 0, gradient - x * along)
+    along = jnp.sum(x * gradient, axis=axis, keepdims=True) * inverse**2
+    return jnp.where(inverse == 0, 0, gradient - x * along)
 
 
 @compiled_once

@@ -343,11 +343,11 @@ def _checked_basis(basis: Any, weights: Float[Array, "d C"]) -> SpectralBasis:
     vectors = checks.floating("basis.vectors", basis.vectors, "d r")
     values = checks.floating("basis.values", basis.values, "r")
     rank = min(weights.shape)
-    if (vectors.shape, values.shape) != ((weights.shape[0], rank), (rank,)):
+    shapes = (weights.shape[0], rank), (rank,)
+    if (vectors.shape, values.shape) != shapes:
         raise ValueError(
-            f"`basis` must be of weights of shape {weights.shape}, with vectors "
-            f"{(weights.shape[0], rank)} and values {(rank,)}, got {vectors.shape} and "
-            f"{values.shape}"
+            f"`basis` must be of weights of shape {weights.shape}, with vectors {shapes[0]} and "
+            f"values {shapes[1]}, got {vectors.shape} and {values.shape}"
         )
     basis = SpectralBasis(vectors.astype(weights.dtype), values.astype(weights.dtype))
     return lax.stop_gradient(basis)

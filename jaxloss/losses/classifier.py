@@ -233,14 +233,14 @@ def _over_classes(
         features = scale * (l2_normalize(features) if similarity == "cosine" else features)
     kind = _Kind(similarity, min(size, num_classes), low, is_near)
     visit = _one_block if size >= num_classes and factors is None else _in_blocks
-    rows: Any = visit(kind, vary_alike(_Inputs(features, factors, labels, weights, bias)))
+    found: Any = visit(kind, vary_alike(_Inputs(features, factors, labels, weights, bias)))
     if class_axis_name is None:
-        return rows
-    every = jnp.ones_like(rows.rest, dtype=bool)
+        return found
+    every = jnp.ones_like(found.rest, dtype=bool)
     rest = logsumexp.logsumexp(
-        rows.rest[:, None], every[:, None], axis=1, axis_name=class_axis_name
+        found.rest[:, None], every[:, None], axis=1, axis_name=class_axis_name
     )
-    target, total = (sum_over(part, class_axis_name) for part in (rows.target, rows.total))
+    target, total = (sum_over(part, class_axis_name) for part in (found.target, found.total))
     return _OfLogits(target, rest, total)
 
 
@@ -253,11 +253,11 @@ def _classes_of_block(features: Float[Array, "n d"], weights: Float[Array, "d C 
     """
     (number, dim), num_classes = features.shape, weights.shape[1]
     num_columns = weights.size // dim
-    kept, visited = (2**20, 2**18) if on_cpu() else (2**24, 2**26)
+    all_logits, in_cache = (2**20, 2**18) if on_cpu() else (2**24, 2**26)
     known = sizes_are_known(number)
-    if num_columns <= 4 * dim or (known and number * num_columns <= kept):
+    if num_columns <= 4 * dim or (known and number * num_columns <= all_logits):
         return num_classes
-    columns = max(512, visited // (number + dim) // 128 * 128) if known else 512
+    columns = max(512, in_cache // (number + dim) // 128 * 128) if known else 512
     return max(1, columns * num_classes // num_columns)
 
 
@@ -298,7 +298,7 @@ def _merge(a: _OfSomeLogits, b: _OfSomeLogits) -> _OfSomeLogits:
     return _OfSomeLogits(a.target + b.target, logsumexp.merge(a.rest, b.rest), a.total + b.total)
 
 
-def _rows(sums: _OfSomeLogits) -> _OfLogits:
+def _result(sums: _OfSomeLogits) -> _OfLogits:
     # A class that is left out has a logit of -inf, from which -inf cannot be subtracted.
     rest = logsumexp.finite_from_below(logsumexp.result(sums.rest))
     return _OfLogits(sums.target, rest, sums.total)
@@ -331,10 +331,10 @@ def _vectors(
         if not any(kind.low):
             norms = inverse_norms(vectors, axis=0) if norms is None else norms
             return l2_normalize(vectors, axis=0, norms=norms), norms
-        scale = power_of_two_scale(vectors, axis=0) if norms is None else norms.scale
-        vectors = vectors * scale
+        power_of_two = power_of_two_scale(vectors, axis=0) if norms is None else norms.scale
+        vectors = vectors * power_of_two
         if norms is None:
-            norms = InverseNorms(scale, inverse_norms_of_scaled(vectors, axis=0)[None, :])
+            norms = InverseNorms(power_of_two, inverse_norms_of_scaled(vectors, axis=0)[None, :])
     return _exact_in(kind.low[1], vectors), norms
 
 
@@ -375,13 +375,13 @@ def _one_block(kind: _Kind, inputs: _Inputs) -> _OfLogits:
     features, _, labels, weights, bias = inputs
     vectors = _vectors(kind, features.dtype, None, weights)[0]
     logits = _logits(product_with_columns(features, vectors), weights, bias)
-    return _rows(_sums(logits, _is_target(labels, 0, weights.shape[1])))
+    return _result(_sums(logits, _is_target(labels, 0, weights.shape[1])))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _in_blocks(kind: _Kind, inputs: _Inputs) -> _OfLogits:
     """Returns the same as `_one_block`, without logits of more than a block of classes."""
-    return _rows_and_products(kind, inputs, keep=False)[0]
+    return _found_and_products(kind, inputs, keep=False)[0]
 
 
 def _forward(kind: _Kind, inputs: Any) -> tuple[_OfLogits, Any]:
@@ -395,14 +395,14 @@ def _forward(kind: _Kind, inputs: Any) -> tuple[_OfLogits, Any]:
         and number <= dim
         and _empty_gradient(values.weights).dtype == values.features.dtype
     )
-    rows, *kept = _rows_and_products(kind, values, keep=keep)
-    return rows, (values, rows.rest, *kept)
+    found, *kept = _found_and_products(kind, values, keep=keep)
+    return found, (values, found.rest, *kept)
 
 
-def _rows_and_products(
+def _found_and_products(
     kind: _Kind, inputs: _Inputs, *, keep: bool
 ) -> tuple[_OfLogits, Float[Array, "d C *K"] | None, Any]:
-    """Returns the rows, and for the gradient kept products and the norms of the weight vectors.
+    """Returns what is found, and for the gradient kept products and norms of weight vectors.
 
     The products, if kept, are in the first n of the d rows of an array like the weights.
     """
@@ -434,7 +434,7 @@ def _rows_and_products(
     nothing = _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero)
     carry = (nothing, _empty_gradient(weights) if keep else None)
     (sums, kept), norms = _over_blocks(visit, carry, weights.shape[1], kind.block_size)
-    return _rows(sums), kept, norms
+    return _result(sums), kept, norms
 
 
 def _backward(kind: _Kind, residuals: Any, cotangents: _OfLogits) -> tuple[_Inputs]:

@@ -21,11 +21,11 @@ from jaxloss.core.batch import (
     valid_rows,
     zero_invalid,
 )
-from jaxloss.core.logsumexp import finite_from_below, logsumexp, softplus
+from jaxloss.core.logsumexp import softplus
 from jaxloss.core.products import product
 from jaxloss.core.programs import compiled_once
 from jaxloss.core.sharding import divided
-from jaxloss.losses.logits import Classifier, widened_classifier
+from jaxloss.losses.logits import Classifier, gaps_to_own, widened_classifier
 
 Bound: TypeAlias = Literal["tight", "loose"]
 
@@ -109,10 +109,8 @@ def group_softmax_loss(
     scale = num_groups if bound == "tight" else 1
     logits = scale * logits
     is_own = jnp.repeat(is_own_class(labels, num_classes), num_groups, axis=0)
-    target = jnp.sum(jnp.where(is_own, logits, 0), axis=1)
-    rest = finite_from_below(logsumexp(logits, ~is_own, axis=1))
-    # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
-    values = jnp.sum(softplus(rest - target).reshape(-1, num_groups), axis=1) / scale
+    of_groups = softplus(gaps_to_own(logits, is_own))
+    values = jnp.sum(of_groups.reshape(-1, num_groups), axis=1) / scale
     # A feature outside all groups must not be ignored: treat its sample as one without a class.
     outside = jnp.any((groups < 0) | (groups >= num_groups), axis=1)
     labels = jnp.where(outside, num_classes, labels)

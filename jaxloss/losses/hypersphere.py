@@ -285,15 +285,15 @@ def _features_and_targets(
     assignment = checks.integers("assignment", assignment, "C")
     num_classes = assignment.shape[0]
 
-    in_range = jnp.clip(labels, 0, num_classes - 1)
-    column = assignment[in_range]
+    nearest = jnp.clip(labels, 0, num_classes - 1)
+    column = assignment[nearest]
     column = jnp.where((labels < num_classes) & (column >= 0), column, num_prototypes)
     targets = prototypes[:, jnp.clip(column, 0, num_prototypes - 1)].T
     if lengths is not None:
         lengths = checks.floating("lengths", lengths, "C")
         source = "`assignment` (or `prototypes` without it)"
         checks.same_size("lengths", lengths, "C", "C", num_classes, source)
-        targets = targets * lengths.astype(targets.dtype)[in_range][:, None]
+        targets = targets * lengths.astype(targets.dtype)[nearest][:, None]
     return features, targets, column, valid
 
 

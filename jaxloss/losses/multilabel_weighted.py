@@ -148,8 +148,9 @@ def asymmetric_loss(
     log_not_q = jnp.where(has_clip, jnp.log(jnp.where(has_clip, not_p + clip, 1)), log_not_p)
     if isinstance(clip, jax.Array) or clip == 0:
         log_not_q = jnp.where(targets == 0, log_not_q, 0)
-    focus = _power(not_p, log_not_p, positive_focus), _power(q, log_q, negative_focus)
-    positive_weights, negative_weights = lax.stop_gradient(focus) if stop_focus_gradient else focus
+    weights = _power(not_p, log_not_p, positive_focus), _power(q, log_q, negative_focus)
+    weights = lax.stop_gradient(weights) if stop_focus_gradient else weights
+    positive_weights, negative_weights = weights
     negatives = jnp.where(clipped, 0, -negative_weights * log_not_q)
     negatives = jnp.where(targets == 0, negatives, 0)
     values = jnp.where(targets > 0, -positive_weights * of_positives, negatives)

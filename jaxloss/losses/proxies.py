@@ -21,10 +21,10 @@ from jaxloss.core.batch import (
 )
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import product_with_columns, widen
-from jaxloss.core.logsumexp import finite_from_below, logsumexp, softplus
+from jaxloss.core.logsumexp import logsumexp, softplus, softplus_where
 from jaxloss.core.products import low_dtypes
 from jaxloss.core.sharding import divided
-from jaxloss.losses.logits import cosines
+from jaxloss.losses.logits import cosines, gaps_to_own
 
 
 @divided
@@ -104,8 +104,7 @@ def proxy_anchor_loss(
         exponents = exponents + log_weights[:, None]
         soft = logsumexp(exponents, members & valid[:, None], axis=0, axis_name=axis_name)
         not_empty = soft != -jnp.inf
-        values = softplus(jnp.where(not_empty, soft, 0))
-        return jnp.where(not_empty, values, 0), not_empty
+        return softplus_where(not_empty, soft), not_empty
 
     positive, has_positive = of_classes(-scale * (similarities - margin), is_own)
     negative, _ = of_classes(scale * (similarities + margin), ~is_own)
@@ -180,11 +179,8 @@ def proxy_nca_loss(
             jnp.max(jnp.abs(proxies), axis=0) > jnp.finfo(proxies.dtype).tiny
         ).astype(squared.dtype)
     logits = (1 / temperature) * (2 * similarities - squared[None, :])
-    is_own = is_own_class(labels, num_classes)
-    own = jnp.sum(jnp.where(is_own, logits, 0), axis=1)
-    gap = finite_from_below(logsumexp(logits, ~is_own, axis=1)) - own
-    # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
-    values = softplus(gap) if include_own else gap
+    gaps = gaps_to_own(logits, is_own_class(labels, num_classes))
+    values = softplus(gaps) if include_own else gaps
     values = nan_where_no_class(values, labels, valid, num_classes)
     return reduce(values, valid, sample_weights, reduction, axis_name)
 

@@ -183,8 +183,8 @@ def relative_to_peak(
 
 def _at_own_class(values: Float[Array, "n C"], labels: Integer[Array, " n"]) -> Float[Array, " n"]:
     """Returns the value at the label of each row; of the nearest class, if there is none."""
-    in_range = jnp.clip(labels, 0, values.shape[1] - 1)
-    return jnp.take_along_axis(values, in_range[:, None], axis=1)[:, 0]
+    nearest = jnp.clip(labels, 0, values.shape[1] - 1)
+    return jnp.take_along_axis(values, nearest[:, None], axis=1)[:, 0]
 
 
 def _lost_beside(

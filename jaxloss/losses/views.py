@@ -93,14 +93,14 @@ def vicreg_loss(
     dim = first.shape[1]
     gaps = jnp.sum((first - second) ** 2, axis=1) / dim
     total = jnp.sum(gaps if samples.shares is None else samples.shares * gaps)
-    value = invariance * sum_over(total, axis_name) / samples.number
+    value = invariance * sum_over(total, axis_name) / samples.divisor
     for view in (first, second):
-        moments = _moments(axis_name, view, samples) * (unbiased / samples.number)
+        moments = _moments(axis_name, view, samples) * (unbiased / samples.divisor)
         variances = jnp.diagonal(moments)
         spread = jnp.mean(jnp.maximum(1 - jnp.sqrt(variances + epsilon), 0))
         redundancy = jnp.sum(_off_diagonal(moments) ** 2) / dim
         value = value + jnp.where(unbiased > 0, variance * spread + covariance * redundancy, 0)
-    return value * samples.size if reduction == "sum" else value
+    return value * samples.total_weight if reduction == "sum" else value
 
 
 @divided
@@ -159,8 +159,8 @@ def barlow_twins_loss(
     correlations = rows[:, None] * moments * columns[None, :]
     own = jnp.diagonal(correlations)
     others = off_diagonal * jnp.sum(_off_diagonal(correlations) ** 2)
-    value = jnp.where(samples.size == 0, 0, jnp.sum((1 - own) ** 2) + others)
-    return value * samples.size if reduction == "sum" else value
+    value = jnp.where(samples.total_weight == 0, 0, jnp.sum((1 - own) ** 2) + others)
+    return value * samples.total_weight if reduction == "sum" else value
 
 
 class _Samples(NamedTuple):
@@ -169,9 +169,9 @@ class _Samples(NamedTuple):
     valid: Bool[Array, " n"]
     shares: Float[Array, " n"] | None
     """The weights, divided by their sum over all devices; None if all valid samples count alike."""
-    number: Float[Array, ""]
+    divisor: Float[Array, ""]
     """What a sum over the samples is divided by: the valid ones of all devices, or 1 for shares."""
-    size: Float[Array, ""]
+    total_weight: Float[Array, ""]
     """The sum of the weights over all devices."""
 
 
@@ -186,38 +186,36 @@ def _two_views(
     valid = jnp.ones(first.shape[0], bool) if mask is None else mask
     first, second = widen(zero_invalid(first, valid), zero_invalid(second, valid))
     if sample_weights is None:
-        size = sum_over(jnp.sum(valid.astype(first.dtype)), axis_name)
-        return first, second, _Samples(valid, None, jnp.where(size == 0, 1, size), size)
+        total = sum_over(jnp.sum(valid.astype(first.dtype)), axis_name)
+        return first, second, _Samples(valid, None, jnp.where(total == 0, 1, total), total)
     weights = weights_of_samples(sample_weights, first.shape[0], first.dtype)
     weights = jnp.where(valid, weights, 0)
-    size = sum_over(jnp.sum(weights), axis_name)
-    shares = weights / jnp.where(size == 0, 1, size)
-    return first, second, _Samples(valid, shares, jnp.ones_like(size), size)
+    total = sum_over(jnp.sum(weights), axis_name)
+    shares = weights / jnp.where(total == 0, 1, total)
+    return first, second, _Samples(valid, shares, jnp.ones_like(total), total)
 
 
 def _unbiased(samples: _Samples, axis_name: AxisName | None) -> Float[Array, ""]:
     """Returns the factor that makes a variance unbiased; 0 with fewer than two samples."""
     if samples.shares is None:  # The factor is n / (n − 1).
-        spread = 1 - 1 / samples.number
+        biased = 1 - 1 / samples.divisor
     else:
-        spread = _spread(samples.shares, axis_name)
-    # Also alone is a sample beside others with shares so small that 1 / spread² overflows.
-    alone = spread <= jnp.finfo(spread.dtype).tiny ** 0.5
-    return jnp.where(alone, 0, 1 / jnp.where(alone, 1, spread))
+        biased = _biased(samples.shares, axis_name)
+    # Also alone is a sample beside others with shares so small that 1 / biased² overflows.
+    alone = biased <= jnp.finfo(biased.dtype).tiny ** 0.5
+    return jnp.where(alone, 0, 1 / jnp.where(alone, 1, biased))
 
 
-def _spread(shares: Float[Array, " n"], axis_name: AxisName | None) -> Float[Array, ""]:
+def _biased(shares: Float[Array, " n"], axis_name: AxisName | None) -> Float[Array, ""]:
     """Returns `1 − Σ s²` of shares whose sum is 1, with all its digits where one of them is near 1.
 
     With the largest share s and the sum R and sum of squares Q of the others, it is R (2s + R) − Q.
     """
     positions = own_positions(shares.shape[0], axis_name)
     largest = jnp.max(lax.stop_gradient(shares), initial=-jnp.inf)
-    if axis_name is not None:
-        largest = max_over(largest, axis_name)
+    largest = largest if axis_name is None else max_over(largest, axis_name)
     chosen = jnp.max(jnp.where(shares == largest, positions, -1), initial=-1)
-    if axis_name is not None:
-        chosen = max_over(chosen, axis_name)
+    chosen = chosen if axis_name is None else max_over(chosen, axis_name)
     is_chosen = positions == chosen
     others = jnp.where(is_chosen, 0, shares)
     parts = jnp.stack([jnp.where(is_chosen, shares, 0), others, others * others])
@@ -243,7 +241,7 @@ def _centred(
         shift = max_over(jnp.where(has_shift, shift, -jnp.inf), axis_name)
         shift = jnp.where(shift == -jnp.inf, 0, shift)  # No row counts on any device.
     shifted = jnp.where(valid, view - shift[None, :], 0)
-    mean = sum_over(jnp.sum(_weighted(shifted, samples), axis=0), axis_name) / samples.number
+    mean = sum_over(jnp.sum(_weighted(shifted, samples), axis=0), axis_name) / samples.divisor
     return jnp.where(valid, shifted - mean[None, :], 0)
 
 
@@ -254,8 +252,7 @@ def _scaled_columns(
     if samples.shares is not None:  # A row without a weight scales nothing, and may overflow.
         view = jnp.where((samples.shares[:, None] == 0) & jnp.isfinite(view), 0, view)
     largest = jnp.max(jnp.abs(lax.stop_gradient(view)), axis=0, initial=0, keepdims=True)
-    if axis_name is not None:
-        largest = max_over(largest, axis_name)
+    largest = largest if axis_name is None else max_over(largest, axis_name)
     limit = jnp.finfo(view.dtype).maxexp - 2
     exponent = jnp.clip(jnp.frexp(largest)[1], -limit, limit)
     return view * jnp.ldexp(jnp.ones_like(largest), -exponent)
