@@ -131,13 +131,11 @@ from jaxloss.losses.integration import direct_sum_loss, spectral_sum_loss, sum_l
 from jaxloss.losses.koleo import koleo_loss
 from jaxloss.losses.logits import cosine_logits, linear_logits
 from jaxloss.losses.metric import circle_loss, multi_similarity_loss, nca_loss
-from jaxloss.losses.multilabel import (
+from jaxloss.losses.multilabel import class_wise_loss, sample_wise_loss, two_way_loss
+from jaxloss.losses.multilabel_weighted import (
     asymmetric_loss,
-    class_wise_loss,
     multilabel_softmax_loss,
     robust_multilabel_loss,
-    sample_wise_loss,
-    two_way_loss,
     warp_loss,
 )
 from jaxloss.losses.prototypical import prototypical_loss

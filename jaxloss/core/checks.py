@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from operator import ge, gt, le, lt
 from typing import Any, TypeAlias
 
 import jax
@@ -16,10 +17,12 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 from jax.typing import DTypeLike
-from jaxtyping import Bool, Float, Integer, Real, Shaped
+from jaxtyping import Bool, Float, Integer, Shaped
 
 Number: TypeAlias = int | float | Float[Array, ""]
 """A hyperparameter: a Python number, or a scalar array that may be traced."""
+
+AnyArray: TypeAlias = Shaped[Array, " ..."]
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -37,32 +40,37 @@ _NUMBER_THEM = "number those of all data with np.unique(..., return_inverse=True
 
 def floating(name: str, value: Any, shape: str) -> Float[Array, " ..."]:
     """Returns `value` as a float array whose rank is the number of letters in `shape`."""
-    array = as_array(name, value, integers=False)
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise TypeError(f"`{name}` must have a float dtype, got {value.dtype}")
-    _check_rank(name, array, shape)
-    return array
+    return _of_kind(name, value, shape, jnp.floating, "a float dtype")
 
 
 def integers(name: str, value: Any, shape: str) -> Integer[Array, " ..."]:
     """Returns `value` as an integer array of at least 32 bits, with the rank of `shape`."""
-    array = _as_integers(name, value)
-    _check_rank(name, array, shape)
+    array = _of_kind(name, value, shape, jnp.integer, "an integer dtype")
+    return array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
+
+
+def _of_kind(name: str, value: Any, shape: str, kind: Any, text: str) -> AnyArray:
+    """Returns `value` as an array of a kind of dtype. An empty `shape` stands for any."""
+    array = as_array(name, value, keep_integers=kind is jnp.integer)
+    if not jnp.issubdtype(array.dtype, kind):
+        raise TypeError(f"`{name}` must have {text}, got {value.dtype}")
+    if shape:
+        _check_rank(name, array, shape)
     return array
 
 
-def columns(name: str, value: Any, shape: str, dim: int, source: str) -> Float[Array, "d _"]:
-    """Returns `value` as a float array with `dim` rows, the number of features in `source`."""
+def matching(
+    name: str, value: Any, shape: str, features: Float[Array, "n d"], hint: str = ""
+) -> Float[Array, " ..."]:
+    """Returns `value` as a float array whose d is that of the features."""
     array = floating(name, value, shape)
-    same_size(name, array, shape, "d", dim, source)
+    same_size(name, array, shape, "d", features.shape[1], f"`features` {features.shape}", hint)
     return array
 
 
 def reference_features(references: Any, features: Float[Array, "n d"]) -> Float[Array, "m d"]:
     """Returns `references` as a float array with the number of features of `features`."""
-    array = floating("references", references, "m d")
-    same_size("references", array, "m d", "d", features.shape[1], f"`features` {features.shape}")
-    return array
+    return matching("references", references, "m d", features)
 
 
 def key_features(keys: Any, queries: Float[Array, "n d"]) -> Float[Array, "m d"]:
@@ -77,13 +85,7 @@ def key_features(keys: Any, queries: Float[Array, "n d"]) -> Float[Array, "m d"]
 
 
 def same_size(
-    name: str,
-    array: Shaped[Array, " ..."],
-    shape: str,
-    axis: str,
-    size: int,
-    source: str,
-    hint: str = "",
+    name: str, array: AnyArray, shape: str, axis: str, size: int, source: str, hint: str = ""
 ) -> None:
     """Raises unless an axis, one of the letters of `shape`, has its size in `source`."""
     if array.shape[shape.split().index(axis)] != size:
@@ -93,9 +95,7 @@ def same_size(
         )
 
 
-def same_rows(
-    name: str, array: Shaped[Array, " ..."], other_name: str, other: Shaped[Array, " ..."]
-) -> None:
+def same_rows(name: str, array: AnyArray, other_name: str, other: AnyArray) -> None:
     """Raises unless both arrays have the same number of rows."""
     if array.shape[0] != other.shape[0]:
         raise ValueError(
@@ -104,13 +104,19 @@ def same_rows(
         )
 
 
+def same_shape(
+    name: str, array: AnyArray, other_name: str, other: AnyArray, hint: str = ""
+) -> None:
+    """Raises unless both arrays have the same shape."""
+    if array.shape != other.shape:
+        raise ValueError(
+            f"`{name}` must have the shape of `{other_name}`, {other.shape}, "
+            f"got {array.shape}{hint}"
+        )
+
+
 def class_labels(
-    labels: Any,
-    scored_name: str,
-    scored: Float[Array, "n _"],
-    *,
-    name: str = "labels",
-    shape: str = "n",
+    labels: Any, scored_name: str, scored: AnyArray, *, name: str = "labels", shape: str = "n"
 ) -> Integer[Array, " n"]:
     """Returns the class indices of the rows of `scored`, at least 32 bits wide."""
     array = as_array(name, labels)
@@ -152,60 +158,41 @@ def same_labels(labels: Integer[Array, " n"], given: Any, dtype: Any) -> Integer
 
 
 def class_sets(
-    labels: Any,
-    scored_name: str,
-    scored: Float[Array, "n _"],
-    *,
-    name: str = "labels",
-    shape: str = "n C",
+    labels: Any, scored_name: str, scored: AnyArray, *, name: str = "labels", shape: str = "n C"
 ) -> Integer[Array, "n C"]:
     """Returns the multi-hot targets of the rows of `scored` as 1, 0, and -1 for unknown."""
     array = as_array(name, labels)
     _check_rank(name, array, shape)
-    _check_real(name, array)
+    not_complex(name, array)
     same_rows(name, array, scored_name, scored)
     if array.dtype == jnp.bool_:
         return array.astype(jnp.int8)
     return (array > 0).astype(jnp.int8) - (array < 0).astype(jnp.int8)
 
 
-def class_targets(
-    name: str, targets: Any, logits: Float[Array, "n C"], *, hint: str = ""
-) -> Float[Array, "n C"]:
-    """Returns the multi-label targets of `logits`, in the dtype of `logits`."""
-    array = as_array(name, targets)
-    _check_same_shape(name, array, "logits", logits, hint)
-    _check_real(name, array)
-    return array.astype(logits.dtype)
+def not_complex(name: str, array: AnyArray) -> None:
+    """Raises unless an array has real numbers."""
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise TypeError(f"`{name}` must be bool, integers or floats, got dtype {array.dtype}")
 
 
 def row_mask(
-    where: Any,
-    scored_name: str,
-    scored: Real[Array, "n ..."],
-    *,
-    name: str = "where",
-    shape: str = "n",
+    where: Any, scored_name: str, scored: AnyArray, *, name: str = "where", shape: str = "n"
 ) -> Bool[Array, " n"] | None:
     """Returns `where` as a bool array, or None."""
     if where is None:
         return None
-    array = as_array(name, where, integers=False)
-    if array.dtype != jnp.bool_:
-        raise TypeError(f"`{name}` must have dtype bool, got {where.dtype}")
-    _check_rank(name, array, shape)
+    array = _of_kind(name, where, shape, jnp.bool_, "dtype bool")
     same_rows(name, array, scored_name, scored)
     return array
 
 
 def mask_of(name: str, where: Any, shape: str, sizes: tuple[int, ...]) -> Bool[Array, "n k"]:
     """Returns a mask of several dimensions as a bool array of these sizes."""
-    array = as_array(name, where, integers=False)
-    if array.dtype != jnp.bool_:
-        raise TypeError(f"`{name}` must have dtype bool, got {where.dtype}")
+    array = _of_kind(name, where, "", jnp.bool_, "dtype bool")
     if array.shape != sizes:
-        shape = ", ".join(shape.split())
-        raise ValueError(f"`{name}` must have shape [{shape}] = {sizes}, got {array.shape}")
+        shape = _brackets(shape)
+        raise ValueError(f"`{name}` must have shape {shape} = {sizes}, got {array.shape}")
     return array
 
 
@@ -216,32 +203,13 @@ def classifier(
 
     With `sub_centres`, a class may have several weight vectors, of shape `[d, C, K]`.
     """
-    weights = floating("weights", weights, "d C K" if sub_centres and rank(weights) == 3 else "d C")
+    shape = "d C K" if sub_centres and rank(weights) == 3 else "d C"
     hint = "; a Flax `kernel` has this layout, a PyTorch `weight` is its transpose"
-    dim, source = features.shape[1], f"`features` {features.shape}"
-    same_size("weights", weights, "d C", "d", dim, source, hint)
+    weights = matching("weights", weights, shape, features, hint)
     if bias is not None:
         bias = floating("bias", bias, "C")
         same_size("bias", bias, "C", "C", weights.shape[1], f"`weights` {weights.shape}")
     return weights, bias
-
-
-def feature_groups(groups: Any, features: Float[Array, "n d"]) -> Integer[Array, "n d"]:
-    """Returns the group of every feature, at least 32 bits wide."""
-    array = _as_integers("groups", groups)
-    hint = "; copy groups that all samples share with jnp.broadcast_to"
-    _check_same_shape("groups", array, "features", features, hint)
-    return array
-
-
-def group_count(num_groups: Any, dim: Any) -> None:
-    """Raises unless `dim` features can be split into `num_groups` groups."""
-    positive_count("num_groups", num_groups)
-    positive_count("dim", dim)
-    if num_groups > dim:
-        raise ValueError(
-            f"`num_groups` must be at most the number of features, {dim}, got {num_groups}"
-        )
 
 
 def positive_count(name: str, value: Any) -> None:
@@ -311,36 +279,24 @@ class Known(float):
         return bool(self.limits) and all(_is_within(number, dict(own)) for own in self.limits)
 
 
+_LIMITS = {"above": gt, "at_least": ge, "below": lt, "at_most": le}
+
+
 def _is_within(number: float, limits: Mapping[str, int | float]) -> bool:
-    return (
-        math.isfinite(number)
-        and number > limits.get("above", -math.inf)
-        and number >= limits.get("at least", -math.inf)
-        and number < limits.get("below", math.inf)
-        and number <= limits.get("at most", math.inf)
-    )
+    return math.isfinite(number) and all(_LIMITS[it](number, limits[it]) for it in limits)
 
 
 def in_range(
-    name: str,
-    value: Any,
-    dtype: DTypeLike,
-    *,
-    above: int | float | None = None,
-    at_least: int | float | None = None,
-    below: int | float | None = None,
-    at_most: int | float | None = None,
-    hint: str = "",
+    name: str, value: Any, dtype: DTypeLike, *, hint: str = "", **limits: int | float
 ) -> Number:
     """Returns the checked hyperparameter as a Python float, which promotes no array.
 
-    A traced scalar cannot be checked. It is returned in `dtype`, that of the computation.
+    The limits are `above`, `at_least`, `below` and `at_most`. A traced scalar cannot be checked. It
+    is returned in `dtype`, that of the computation.
     """
     if isinstance(value, Tracer) and value.ndim == 0:
         return value.astype(dtype)
-    every = {"above": above, "at least": at_least, "below": below, "at most": at_most}
-    limits = {kind: limit for kind, limit in every.items() if limit is not None}
-    conditions = [f" and {kind} {limit}" for kind, limit in limits.items()]
+    conditions = [f" and {kind.replace('_', ' ')} {limit}" for kind, limit in limits.items()]
     text = f"`{name}` must be a scalar, finite{''.join(conditions)}, got {value!r}{hint}"
     if isinstance(value, str | bytes | list | tuple | Tracer) or np.ndim(value) != 0:
         raise TypeError(text + _hint_of_param(name, value))
@@ -357,53 +313,22 @@ def in_range(
     return number
 
 
-def number_or_per_class(
-    name: str,
-    value: Any,
-    num_classes: int,
-    dtype: DTypeLike,
-    **limits: Any,
-) -> Number | Float[Array, " C"]:
-    """Returns a hyperparameter as a number, checked as in `in_range`, or as an array `[C]`."""
-    if not isinstance(value, jax.Array | np.ndarray) or value.ndim == 0:
-        return in_range(name, value, dtype, **limits)
-    array = floating(name, value, "C")
-    if array.shape[0] != num_classes:
-        raise ValueError(
-            f"`{name}` must be a number or have shape [C] with C = {num_classes}, the number of "
-            f"classes, got {array.shape}"
-        )
-    return array.astype(dtype)
-
-
-def second_view(second: Any, first: Float[Array, "n d"]) -> Float[Array, "n d"]:
-    """Returns `second` as a float array with the shape of `first`."""
-    array = floating("second", second, "n d")
-    _check_same_shape("second", array, "first", first)
-    return array
-
-
-def as_array(name: str, value: Any, *, integers: bool = True) -> Shaped[Array, " ..."]:
+def as_array(name: str, value: Any, *, keep_integers: bool = True) -> AnyArray:
     """Returns a JAX or NumPy array as a JAX array, of the same integers if they are meant."""
     if not isinstance(value, jax.Array | np.ndarray | np.generic):
-        raise TypeError(
-            f"`{name}` must be a JAX or NumPy array, got {type(value).__name__}"
-            f"{_hint_of_other(name, value)}"
-        )
+        hint = _hint_of_other(name, value)
+        raise TypeError(f"`{name}` must be a JAX or NumPy array, got {type(value).__name__}{hint}")
     if isinstance(value, Tracer):
         return jnp.asarray(value)
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(
-            f"`{name}` must be a plain array, got a masked one; {_hint_of_masked(name, value)}"
-        )
+        hint = _hint_of_masked(name, value)
+        raise TypeError(f"`{name}` must be a plain array, got a masked one; {hint}")
     try:
         array = jnp.asarray(value)
     except TypeError as error:
-        raise TypeError(
-            f"`{name}` must have a dtype that JAX has, got {value.dtype}"
-            f"{_hint_of_dtype(name, value)}"
-        ) from error
-    if integers and jnp.issubdtype(array.dtype, jnp.integer):
+        text = f"`{name}` must have a dtype that JAX has, got {value.dtype}"
+        raise TypeError(text + _hint_of_dtype(name, value)) from error
+    if keep_integers and jnp.issubdtype(array.dtype, jnp.integer):
         narrow = jax.dtypes.canonicalize_dtype(array.dtype)
         if narrow != value.dtype:
             _check_values(name, np.asarray(value), narrow)
@@ -483,14 +408,7 @@ def _hint_of_param(name: str, value: Any) -> str:
     return f"; pass the array of an nnx.Param as {name}[...]" if is_param else ""
 
 
-def _as_integers(name: str, value: Any) -> Integer[Array, " ..."]:
-    array = as_array(name, value)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"`{name}` must have an integer dtype, got {array.dtype}")
-    return array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
-
-
-def _check_rank(name: str, array: Shaped[Array, " ..."], shape: str) -> None:
+def _check_rank(name: str, array: AnyArray, shape: str) -> None:
     axes = shape.split()
     if array.ndim != len(axes):
         is_column = array.ndim == 2 and array.shape[1] == 1 and len(axes) == 1
@@ -501,25 +419,6 @@ def _check_rank(name: str, array: Shaped[Array, " ..."], shape: str) -> None:
         raise ValueError(
             f"`{name}` must have shape {_brackets(shape)} with {fixed[0]} at least 1, "
             f"got {array.shape}"
-        )
-
-
-def _check_real(name: str, array: Shaped[Array, " ..."]) -> None:
-    if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        raise TypeError(f"`{name}` must be bool, integers or floats, got dtype {array.dtype}")
-
-
-def _check_same_shape(
-    name: str,
-    array: Shaped[Array, " ..."],
-    other_name: str,
-    other: Float[Array, "n _"],
-    hint: str = "",
-) -> None:
-    if array.shape != other.shape:
-        raise ValueError(
-            f"`{name}` must have the shape of `{other_name}`, {other.shape}, "
-            f"got {array.shape}{hint}"
         )
 
 

@@ -87,10 +87,10 @@ def inverse_norms(
     if skipped is not None:  # The same numbers, without a gradient where they are not finite.
         x = jnp.where(skipped, lax.stop_gradient(x), x)
     squared = jnp.sum(x * x, axis=axis, keepdims=True)
-    in_range = _in_range(squared)
-    in_range = in_range if skipped is None else in_range | skipped
+    exact = squares_are_normal(squared)
+    exact = exact if skipped is None else exact | skipped
     norms = lax.cond(
-        jnp.all(in_range),
+        jnp.all(exact),
         lambda squared, _: InverseNorms(jnp.ones_like(squared), lax.rsqrt(squared)),
         partial(_scaled_inverse_norms, axis),
         *(squared, x),
@@ -101,7 +101,7 @@ def inverse_norms(
     return norms
 
 
-def _in_range(squared: Float[Array, " *shape"]) -> Bool[Array, " *shape"]:
+def squares_are_normal(squared: Float[Array, " *shape"]) -> Bool[Array, " *shape"]:
     """False if a square has overflowed or underflowed, for NaN, and for a zero vector."""
     limits = jnp.finfo(squared.dtype)
     return (squared > limits.tiny / limits.eps**2) & (squared <= limits.max)
@@ -142,6 +142,11 @@ def inverse_root(squares: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
     return jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squares)))
 
 
+def inverse_or_zero(norms: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Returns `1 / ‖x‖`, and 0 for a zero row."""
+    return jnp.where(norms == 0, 0, 1 / jnp.where(norms == 0, 1, norms))
+
+
 @compiled_once
 def power_of_two_scaled(rows: Float[Array, "n d"], valid: Bool[Array, " n"]) -> Float[Array, "n d"]:
     """Returns rows times powers of two, which is exact, so that no square over- or underflows.
@@ -162,7 +167,7 @@ def power_of_two_scaled(rows: Float[Array, "n d"], valid: Bool[Array, " n"]) -> 
 def tangential(
     gradient: Float[Array, " ..."],
     x: Float[Array, " ..."],
-    inverse_norms: Float[Array, " ..."],
+    inverse: Float[Array, " ..."],
     *,
     axis: int = -1,
 ) -> Float[Array, " ..."]:
@@ -170,8 +175,8 @@ def tangential(
 
     It is 0 for a zero vector. The inverse norms have an axis of length 1.
     """
-    along = jnp.sum(x * gradient, axis=axis, keepdims=True) * inverse_norms**2
-    return jnp.where(inverse_norms == 0, 0, gradient - x * along)
+    along = jnp.sum(x * gradient, axis=axis, keepdims=True) * inverse**2
+    return jnp.where(inverse == 0, 0, gradient - x * along)
 
 
 @compiled_once
@@ -217,77 +222,3 @@ def _units_jvp(axis: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
     along = jnp.where(inverse == 0, 0, along)
     d_units = d_x * inverse - units * (along * inverse)
     return (units, inverse), (d_units, -along * inverse * inverse)
-
-
-@jax.custom_jvp
-def row_norms(x: Float[Array, "n d"], valid: Bool[Array, " n"]) -> Float[Array, " n"]:
-    """Returns `‖x_i‖`, and 0 in invalid rows. A zero row has a zero gradient.
-
-    It reads the rows as they are. Zeros in place of the invalid ones would be another array.
-    """
-    squared = jnp.sum(x * x, axis=1)
-    exact = jnp.all(_in_range(squared) | ~valid)
-    norms = lax.cond(exact, lambda squared, _: jnp.sqrt(squared), _scaled_norms, squared, x)
-    return jnp.where(valid, norms, 0)
-
-
-def _scaled_norms(_: Float[Array, " n"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
-    scale = jnp.max(jnp.abs(x), axis=1)
-    zero = scale < jnp.finfo(x.dtype).tiny  # False for NaN, so that NaN stays visible.
-    scaled = x / jnp.where(zero, 1, scale)[:, None]
-    return jnp.where(zero, 0, scale * jnp.sqrt(jnp.sum(scaled * scaled, axis=1)))
-
-
-@row_norms.defjvp
-def _row_norms_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    (x, valid), (d_x, _) = primals, tangents
-    norms = row_norms(x, valid)
-    units = jnp.where(valid[:, None], x, 0) * inverse_or_zero(norms)[:, None]
-    return norms, jnp.sum(units * d_x, axis=1)
-
-
-def inverse_or_zero(norms: Float[Array, " n"]) -> Float[Array, " n"]:
-    """Returns `1 / ‖x‖`, and 0 for a zero row."""
-    return jnp.where(norms == 0, 0, 1 / jnp.where(norms == 0, 1, norms))
-
-
-def unit_gaps(
-    a: Float[Array, "n d"],
-    b: Float[Array, "n d"],
-    inverse_a: Float[Array, " n"],
-    inverse_b: Float[Array, " n"],
-) -> Float[Array, " n"]:
-    """Returns `1 − cos(a_i, b_i)` from the rows and their inverse norms; 1 for a zero row.
-
-    It is computed as `½‖â − b̂‖²`, which does not cancel for cosines close to 1.
-    """
-    gaps = jnp.sum((a * inverse_a[:, None] - b * inverse_b[:, None]) ** 2, axis=1) / 2
-    return jnp.where((inverse_a == 0) | (inverse_b == 0), 1, gaps)
-
-
-@jax.custom_jvp
-def cosine_gaps(
-    a: Float[Array, "n d"], b: Float[Array, "n d"], valid: Bool[Array, " n"]
-) -> Float[Array, " n"]:
-    """Returns `1 − cos(a_i, b_i)`, which is 1 for a zero row. Invalid rows have no gradient."""
-    inverse_a, inverse_b = (inverse_or_zero(row_norms(rows, valid)) for rows in (a, b))
-    return unit_gaps(a, b, inverse_a, inverse_b)
-
-
-@cosine_gaps.defjvp
-def _cosine_gaps_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    """`∂(1 − cos)/∂a = (cos · â − b̂) / ‖a‖`, in one pass over both factors."""
-    (a, b, valid), (d_a, d_b, _) = primals, tangents
-    gaps = cosine_gaps(a, b, valid)
-    inverse_a, inverse_b = (inverse_or_zero(row_norms(rows, valid)) for rows in (a, b))
-    a, b = jnp.where(valid[:, None], a, 0), jnp.where(valid[:, None], b, 0)
-    cosines = jnp.where((inverse_a == 0) | (inverse_b == 0), 0, 1 - gaps)
-
-    def part(
-        x: Array, y: Array, inverse_x: Array, inverse_y: Array, d_x: Array
-    ) -> Float[Array, " n"]:
-        # Without the halves, XLA writes out [n, d] broadcasts that it shares with the value.
-        towards = x * (cosines * inverse_x / 2)[:, None] - y * (inverse_y / 2)[:, None]
-        return jnp.sum(towards * (2 * inverse_x)[:, None] * d_x, axis=1)
-
-    return gaps, part(a, b, inverse_a, inverse_b, d_a) + part(b, a, inverse_b, inverse_a, d_b)

@@ -64,9 +64,8 @@ def simplex_prototypes(num_prototypes: int, dim: int) -> Float[Array, "d M"]:
     # Its rows are orthogonal to one another and to the vector of ones.
     row = jnp.arange(1, dim + 1, dtype=jnp.float32)[:, None]
     column = jnp.arange(num_prototypes, dtype=jnp.float32)[None, :]
-    helmert = jnp.where(column < row, 1, jnp.where(column == row, -row, 0)) * lax.rsqrt(
-        row * (row + 1)
-    )
+    helmert = jnp.where(column < row, 1, jnp.where(column == row, -row, 0))
+    helmert = helmert * lax.rsqrt(row * (row + 1))
     scale = (num_prototypes / (num_prototypes - 1)) ** 0.5
     return jnp.where(row < num_prototypes, scale * helmert, 0)
 
@@ -262,9 +261,9 @@ def assign_prototypes(
     """
     class_means = checks.floating("class_means", class_means, "d C")
     dim, num_classes = class_means.shape
-    prototypes = checks.columns(
-        "prototypes", prototypes, "d M", dim, f"`class_means` {class_means.shape}"
-    )
+    prototypes = checks.floating("prototypes", prototypes, "d M")
+    source = f"`class_means` {class_means.shape}"
+    checks.same_size("prototypes", prototypes, "d M", "d", dim, source)
     if num_classes > prototypes.shape[1]:
         raise ValueError(
             f"`class_means` must have at most M = {prototypes.shape[1]} columns to match "

@@ -30,12 +30,6 @@ class RetrievalMetrics(NamedTuple):
     """The mean average precision at R."""
 
 
-_SIMILARITIES: dict[str, Similarity] = {
-    "cosine": "inner",
-    "euclidean": "negative_squared_distance",
-}
-
-
 @divided(result="replicated")
 def retrieval_metrics(
     features: Float[Array, "n d"],
@@ -101,7 +95,7 @@ def retrieval_metrics(
         raise ValueError(f"`ks` must be a sequence of at least one integer, got {ks!r}")
     for k in ks:
         checks.positive_count("ks", k)
-    checks.choice("distance", distance, tuple(_SIMILARITIES))
+    checks.choice("distance", distance, ("cosine", "euclidean"))
     checks.block_size(block_size)
     features, labels, valid = checked_rows("features", features, labels, where)
     rows = anchors_and_references(
@@ -114,11 +108,12 @@ def retrieval_metrics(
         axis_name=axis_name,
     )
     anchors, compared = widened(*rows, normalize=distance == "cosine")
+    similarity: Similarity = "inner" if distance == "cosine" else "negative_squared_distance"
     defined, values = over_row_blocks(
         partial(_of_block, ks=tuple(ks)),
         anchors,
         compared,
-        similarity=_SIMILARITIES[distance],
+        similarity=similarity,
         block_size=block_size,
         axis_name=axis_name,
     )
@@ -142,14 +137,13 @@ def _of_block(pairs: Pairs, ks: tuple[int, ...]) -> tuple[Bool[Array, " a"], Ret
     distances, hits = lax.sort((distances, pairs.positives.astype(distances.dtype)), num_keys=1)
     size = jnp.sum(pairs.positives, axis=1, dtype=distances.dtype)[:, None]
     ranks = jnp.arange(1, hits.shape[1] + 1, dtype=distances.dtype)[None, :]
-    tied = _tied(distances, hits, ranks)
+    number, tied_hits, before, found = _tied(distances, hits, ranks)
     # Over all orders: how often a rank is a hit, and the mean precision at it where it is one.
-    hit = tied.hits / tied.number
-    rivals = jnp.maximum(tied.number - 1, 1)
-    precision = (1 + tied.found + tied.before * (tied.hits - 1) / rivals) / ranks
+    hit = tied_hits / number
+    precision = (1 + found + before * (tied_hits - 1) / jnp.maximum(number - 1, 1)) / ranks
     # How often a rank is no hit, if those of its tie before it are none.
-    left = tied.number - tied.before
-    missed = jnp.maximum(left - tied.hits, 0) / left
+    left = number - before
+    missed = jnp.maximum(left - tied_hits, 0) / left
     relevant = ranks <= size
     some = jnp.maximum(size[:, 0], 1)
     recalls = [1 - jnp.prod(jnp.where(ranks <= k, missed, 1), axis=1) for k in ks]
@@ -164,22 +158,15 @@ def _of_block(pairs: Pairs, ks: tuple[int, ...]) -> tuple[Bool[Array, " a"], Ret
     )
 
 
-class _Tied(NamedTuple):
-    """Of each rank, and of the ranks that are at the same distance."""
-
-    number: Float[Array, "a m"]
-    hits: Float[Array, "a m"]
-    """How many of them are hits."""
-    before: Float[Array, "a m"]
-    """How many of them come before this rank."""
-    found: Float[Array, "a m"]
-    """The hits that are nearer."""
-
-
 def _tied(
     distances: Float[Array, "a m"], hits: Float[Array, "a m"], ranks: Float[Array, "1 m"]
-) -> _Tied:
-    """Returns what is tied, from sorted distances and their hits."""
+) -> tuple[Float[Array, "a m"], ...]:
+    """Returns what is tied with a rank, from sorted distances and their hits.
+
+    Returns:
+      Of each rank: how many ranks are at its distance, how many of them are hits, how many of them
+      come before it, and how many hits are nearer.
+    """
     nearer = distances[:, :-1] < distances[:, 1:]
     edge = jnp.ones_like(distances[:, :1], dtype=bool)
     begins = jnp.concatenate([edge, nearer], axis=1)
@@ -193,4 +180,4 @@ def _tied(
         return lax.cummin(jnp.where(ends, values, jnp.inf), axis=1, reverse=True)
 
     first, found = from_begin(ranks), from_begin(total - hits)
-    return _Tied(from_end(ranks) - first + 1, from_end(total) - found, ranks - first, found)
+    return from_end(ranks) - first + 1, from_end(total) - found, ranks - first, found

@@ -18,10 +18,7 @@ from jaxloss.core.sharding import divided
 
 @divided(result="rows")
 def project_classifier(
-    features: Float[Array, "n d"],
-    weights: Float[Array, "d C"],
-    *,
-    epsilon: Number = 1e-4,
+    features: Float[Array, "n d"], weights: Float[Array, "d C"], *, epsilon: Number = 1e-4
 ) -> Float[Array, "n d"]:
     r"""Projection of features onto the subspace spanned by the classifier's weights.
 
@@ -59,17 +56,12 @@ def project_classifier(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (vi). Its
       λ / (ε + λ) holds for the eigenvalues λ = σ² of WᵀW.
     """
-    features, weights = _checked(features, weights)
-    epsilon = checks.in_range("epsilon", epsilon, weights.dtype, at_least=0)
     return _split(features, weights, epsilon)[0]
 
 
 @divided(result="rows")
 def project_complement(
-    features: Float[Array, "n d"],
-    weights: Float[Array, "d C"],
-    *,
-    epsilon: Number = 1e-4,
+    features: Float[Array, "n d"], weights: Float[Array, "d C"], *, epsilon: Number = 1e-4
 ) -> Float[Array, "n d"]:
     r"""Projection of features onto the complement of the classifier's subspace.
 
@@ -99,8 +91,6 @@ def project_complement(
     References:
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (vi), (vii).
     """
-    features, weights = _checked(features, weights)
-    epsilon = checks.in_range("epsilon", epsilon, weights.dtype, at_least=0)
     return _split(features, weights, epsilon)[1]
 
 
@@ -112,9 +102,11 @@ def _checked(features: Any, weights: Any) -> tuple[Float[Array, "n d"], Float[Ar
 
 
 def _split(
-    features: Float[Array, "n d"], weights: Float[Array, "d C"], epsilon: Number
+    features: Any, weights: Any, epsilon: Any
 ) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
     """Returns the parts of the features inside the classifier's subspace and outside it."""
+    features, weights = _checked(features, weights)
+    epsilon = checks.in_range("epsilon", epsilon, weights.dtype, at_least=0)
     dim, num_classes = weights.shape
     if num_classes <= dim:
         coordinates, _ = _solve_gram(weights, epsilon, wide_product(features, weights).T)
@@ -241,8 +233,7 @@ def spectral_basis(weights: Float[Array, "d C"]) -> SpectralBasis:
     """
     weights = checks.floating("weights", weights, "d C")
     (weights,) = widen(weights)
-    basis, _ = _decompose(lax.stop_gradient(weights))
-    return basis
+    return _decompose(lax.stop_gradient(weights))[0]
 
 
 @divided(result="rows")
@@ -352,19 +343,17 @@ def _checked_basis(basis: Any, weights: Float[Array, "d C"]) -> SpectralBasis:
     vectors = checks.floating("basis.vectors", basis.vectors, "d r")
     values = checks.floating("basis.values", basis.values, "r")
     rank = min(weights.shape)
-    if (vectors.shape, values.shape) != ((weights.shape[0], rank), (rank,)):
+    shapes = (weights.shape[0], rank), (rank,)
+    if (vectors.shape, values.shape) != shapes:
         raise ValueError(
-            f"`basis` must be of weights of shape {weights.shape}, with vectors "
-            f"{(weights.shape[0], rank)} and values {(rank,)}, got {vectors.shape} and "
-            f"{values.shape}"
+            f"`basis` must be of weights of shape {weights.shape}, with vectors {shapes[0]} and "
+            f"values {shapes[1]}, got {vectors.shape} and {values.shape}"
         )
     basis = SpectralBasis(vectors.astype(weights.dtype), values.astype(weights.dtype))
     return lax.stop_gradient(basis)
 
 
-def _decompose(
-    weights: Float[Array, "d C"],
-) -> tuple[SpectralBasis, Float[Array, "C r"]]:
+def _decompose(weights: Float[Array, "d C"]) -> tuple[SpectralBasis, Float[Array, "C r"]]:
     """Returns the basis and the right singular vectors, one per column."""
     left, values, right = jnp.linalg.svd(weights, full_matrices=False)
     return SpectralBasis(left, _zero_if_null(values, weights.shape)), right.T

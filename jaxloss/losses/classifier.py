@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,6 @@ from jaxloss.core.batch import (
     sum_over,
     vary_alike,
 )
-from jaxloss.core.blocks import classes_of_logits
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import (
     InverseNorms,
@@ -55,7 +54,6 @@ from jaxloss.losses.margins import lowering, margins_of_samples
 ClassSimilarity: TypeAlias = Literal["inner", "cosine"]
 _First: TypeAlias = Integer[Array, ""] | int
 """The first class of a block."""
-_Carry = TypeVar("_Carry")
 
 
 class _OfLogits(NamedTuple):
@@ -165,16 +163,10 @@ def classifier_loss(
     wide = wide_dtype(*jax.tree.leaves((features, weights, bias)))
     scale = checks.in_range("scale", scale, wide, above=0)
     label_smoothing = checks.in_range("label_smoothing", label_smoothing, wide, at_least=0, below=1)
+    angles = angular_margin, sample_angular_margin
+    num_own = weights.shape[1]
     margins = margins_of_samples(
-        margin,
-        angular_margin,
-        sample_margin,
-        sample_angular_margin,
-        labels,
-        valid,
-        wide,
-        weights.shape[1],
-        class_axis_name,
+        (margin, sample_margin), angles, labels, valid, wide, num_own, class_axis_name
     )
     if margins.angle is not None and similarity == "inner":
         raise ValueError(
@@ -197,7 +189,7 @@ def classifier_loss(
     # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss. Margins come after
     # the difference: beside a large logit, they would be lost.
     values = softplus(rest - target + lowered_by)
-    num_classes = weights.shape[1] * (1 if class_axis_name is None else axis_size(class_axis_name))
+    num_classes = num_own * (1 if class_axis_name is None else axis_size(class_axis_name))
     if is_on(label_smoothing):
         gaps = target - total / num_classes - lowered_by * (1 - 1 / num_classes)
         if isinstance(label_smoothing, jax.Array):  # At 0, a class that is left out adds nothing.
@@ -225,35 +217,59 @@ def _over_classes(
         bias = bias.astype(wide)
         bias = unless_left_out(scale, bias) * bias
     num_classes = weights.shape[1]
-    size = block_size
-    if size is None:
-        (number, dim), num_columns = features.shape, weights.size // features.shape[1]
-        size = classes_of_logits(number, dim, num_classes, num_columns)
+    size = _classes_of_block(features, weights) if block_size is None else block_size
     first = first_position(num_classes, class_axis_name)
     labels = labels - jnp.asarray(first, labels.dtype)
+    factors, is_near = None, False
     if any(low):
         # Norms and scale come in after the product: before it, rows would not be exact.
         factors = jnp.full_like(features, scale, shape=labels.shape)
         if similarity == "cosine":
             features = features * power_of_two_scale(features)
             factors = factors * inverse_norms_of_scaled(features)
-        given = vary_alike((features, factors, labels, weights, bias))
-        near = bias is None and similarity == "cosine" and is_at_most(64, scale)
-        kind = _Exact(low, min(size, num_classes), similarity, near and num_classes >= _SAMPLED)
-        rows: Any = _in_exact_blocks(kind, *given)
+            is_near = bias is None and is_at_most(64, scale) and num_classes >= _SAMPLED
     else:
         # Scaled features and a scaled bias have scaled logits.
         features = scale * (l2_normalize(features) if similarity == "cosine" else features)
-        visit = _one_block if size >= num_classes else partial(_in_blocks, size)
-        rows = visit(similarity, *vary_alike((features, labels, weights, bias)))
+    kind = _Kind(similarity, min(size, num_classes), low, is_near)
+    visit = _one_block if size >= num_classes and factors is None else _in_blocks
+    found: Any = visit(kind, vary_alike(_Inputs(features, factors, labels, weights, bias)))
     if class_axis_name is None:
-        return rows
-    every = jnp.ones_like(rows.rest, dtype=bool)
+        return found
+    every = jnp.ones_like(found.rest, dtype=bool)
     rest = logsumexp.logsumexp(
-        rows.rest[:, None], every[:, None], axis=1, axis_name=class_axis_name
+        found.rest[:, None], every[:, None], axis=1, axis_name=class_axis_name
     )
-    target, total = (sum_over(part, class_axis_name) for part in (rows.target, rows.total))
+    target, total = (sum_over(part, class_axis_name) for part in (found.target, found.total))
     return _OfLogits(target, rest, total)
+
+
+def _classes_of_block(features: Float[Array, "n d"], weights: Float[Array, "d C *K"]) -> int:
+    """Returns the number of classes whose logits are computed at once.
+
+    All of them where the logits are few, or not many more than the features. Otherwise, on a CPU,
+    the logits and the weights of a block fit into a cache of 1 MB, or it has 512 columns: each
+    block adds to the gradient of all features, which is slow in many small ones.
+    """
+    (number, dim), num_classes = features.shape, weights.shape[1]
+    num_columns = weights.size // dim
+    all_logits, in_cache = (2**20, 2**18) if on_cpu() else (2**24, 2**26)
+    known = sizes_are_known(number)
+    if num_columns <= 4 * dim or (known and number * num_columns <= all_logits):
+        return num_classes
+    columns = max(512, in_cache // (number + dim) // 128 * 128) if known else 512
+    return max(1, columns * num_classes // num_columns)
+
+
+class _Inputs(NamedTuple):
+    """What the logits are computed from: `z_ic = a_i r_c x_i · w_c + b_c`."""
+
+    features: Float[Array, "n d"]
+    factors: Float[Array, " n"] | None
+    """a. With None, a and the inverse norms r are in the features and in the weight vectors."""
+    labels: Any
+    weights: Float[Array, "d C *K"]
+    bias: Float[Array, " C"] | None
 
 
 class _OfSomeLogits(NamedTuple):
@@ -282,31 +298,63 @@ def _merge(a: _OfSomeLogits, b: _OfSomeLogits) -> _OfSomeLogits:
     return _OfSomeLogits(a.target + b.target, logsumexp.merge(a.rest, b.rest), a.total + b.total)
 
 
-def _of_no_logits(zero: Float[Array, " n"]) -> _OfSomeLogits:
-    return _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero)
-
-
-def _rows(sums: _OfSomeLogits) -> _OfLogits:
+def _result(sums: _OfSomeLogits) -> _OfLogits:
     # A class that is left out has a logit of -inf, from which -inf cannot be subtracted.
     rest = logsumexp.finite_from_below(logsumexp.result(sums.rest))
     return _OfLogits(sums.target, rest, sums.total)
 
 
-def _class_vectors(
-    weights: Float[Array, "d B *K"],
-    dtype: Any,
-    similarity: ClassSimilarity,
-    norms: InverseNorms | None = None,
-) -> tuple[Float[Array, "d _"], InverseNorms | None]:
-    """Returns the columns whose products with the features are the logits, and inverse norms.
+class _Kind(NamedTuple):
+    """How logits are computed."""
 
-    Norms that are known are not computed again.
+    similarity: ClassSimilarity
+    block_size: int
+    low: tuple[Low, Low]
+    """In which low dtype features and weights are exact. Then norms come in after the product."""
+    is_near: bool
+    """Whether all logits are between -64 and 64, so that they need no maximum."""
+
+
+_SAMPLED = 128
+"""Classes, of which the largest logit stands for that of all."""
+
+
+def _vectors(
+    kind: _Kind, dtype: Any, norms: InverseNorms | None, block: Float[Array, "d B *K"]
+) -> tuple[Float[Array, "d _"], InverseNorms | None]:
+    """Returns the columns that features are multiplied with, and for cosines inverse norms.
+
+    Norms that are known are not computed again. Columns of low precision have their scale only.
     """
-    weights = flat_columns(weights.astype(dtype))
-    if similarity == "inner":
-        return weights, None
-    norms = inverse_norms(weights, axis=0) if norms is None else norms
-    return l2_normalize(weights, axis=0, norms=norms), norms
+    vectors = flat_columns(block.astype(dtype))
+    if kind.similarity == "cosine":
+        if not any(kind.low):
+            norms = inverse_norms(vectors, axis=0) if norms is None else norms
+            return l2_normalize(vectors, axis=0, norms=norms), norms
+        power_of_two = power_of_two_scale(vectors, axis=0) if norms is None else norms.scale
+        vectors = vectors * power_of_two
+        if norms is None:
+            norms = InverseNorms(power_of_two, inverse_norms_of_scaled(vectors, axis=0)[None, :])
+    return _exact_in(kind.low[1], vectors), norms
+
+
+def _exact_in(low: Low, array: Float[Array, "a b"]) -> Float[Array, "a b"]:
+    return array if low is None else array.astype(low)
+
+
+def _products(
+    rows: Float[Array, "n d"],
+    factors: Float[Array, " n"] | None,
+    vectors: Float[Array, "d _"],
+    norms: InverseNorms | None,
+) -> tuple[Float[Array, "n _"], Float[Array, "n _"] | None]:
+    """Returns the products, and by what those of rows and vectors are multiplied in them."""
+    if factors is None:
+        return wide_product(rows, vectors), None
+    of_products = factors[:, None]
+    if norms is not None:
+        of_products = of_products * norms.relative
+    return row_products(rows, vectors.T) * of_products, of_products
 
 
 def _logits(
@@ -323,99 +371,104 @@ def _is_target(labels: Integer[Array, " n"], first: _First, size: int) -> Bool[A
     return labels[:, None] == classes.astype(labels.dtype)[None, :]
 
 
-def _one_block(
-    similarity: ClassSimilarity,
-    features: Float[Array, "n d"],
-    labels: Integer[Array, " n"],
-    weights: Float[Array, "d C *K"],
-    bias: Float[Array, " C"] | None,
-) -> _OfLogits:
-    vectors, _ = _class_vectors(weights, features.dtype, similarity)
+def _one_block(kind: _Kind, inputs: _Inputs) -> _OfLogits:
+    features, _, labels, weights, bias = inputs
+    vectors = _vectors(kind, features.dtype, None, weights)[0]
     logits = _logits(product_with_columns(features, vectors), weights, bias)
-    return _rows(_sums(logits, _is_target(labels, 0, weights.shape[1])))
+    return _result(_sums(logits, _is_target(labels, 0, weights.shape[1])))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _in_blocks(block_size: int, similarity: ClassSimilarity, *arguments: Any) -> _OfLogits:
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _in_blocks(kind: _Kind, inputs: _Inputs) -> _OfLogits:
     """Returns the same as `_one_block`, without logits of more than a block of classes."""
-    return _rows_and_products(block_size, similarity, *arguments, keep=False)[0]
+    return _found_and_products(kind, inputs, keep=False)[0]
 
 
-def _forward(
-    block_size: int, similarity: ClassSimilarity, *arguments: Any
-) -> tuple[_OfLogits, Any]:
-    values = jax.tree.map(lambda x: x.value, arguments, is_leaf=lambda x: hasattr(x, "perturbed"))
-    features, _, weights, _ = values
+def _forward(kind: _Kind, inputs: Any) -> tuple[_OfLogits, Any]:
+    values = jax.tree.map(lambda x: x.value, inputs, is_leaf=lambda x: hasattr(x, "perturbed"))
+    number, dim = values.features.shape
     # The products wait for the gradient in its own array: no memory, and one product less.
     keep = (
-        arguments[2].perturbed
-        and sizes_are_known(features.shape[0])
-        and features.shape[0] <= features.shape[1]
-        and _empty_gradient(weights).dtype == features.dtype
+        values.factors is None
+        and inputs.weights.perturbed
+        and sizes_are_known(number)
+        and number <= dim
+        and _empty_gradient(values.weights).dtype == values.features.dtype
     )
-    rows, *kept = _rows_and_products(block_size, similarity, *values, keep=keep)
-    return rows, (*values, rows.rest, *kept)
+    found, *kept = _found_and_products(kind, values, keep=keep)
+    return found, (values, found.rest, *kept)
 
 
-def _rows_and_products(
-    block_size: int,
-    similarity: ClassSimilarity,
-    features: Float[Array, "n d"],
-    labels: Integer[Array, " n"],
-    weights: Float[Array, "d C *K"],
-    bias: Float[Array, " C"] | None,
-    *,
-    keep: bool,
+def _found_and_products(
+    kind: _Kind, inputs: _Inputs, *, keep: bool
 ) -> tuple[_OfLogits, Float[Array, "d C *K"] | None, Any]:
-    """Returns the rows, and for the gradient kept products and the norms of the weight vectors.
+    """Returns what is found, and for the gradient kept products and norms of weight vectors.
 
     The products, if kept, are in the first n of the d rows of an array like the weights.
     """
+    features, factors, labels, weights, bias = inputs
+    rows = _exact_in(kind.low[0], features)
 
-    def visit(
-        carry: tuple[_OfSomeLogits, Array | None], first: _First, size: int, _: None
-    ) -> tuple[tuple[_OfSomeLogits, Array | None], InverseNorms | None]:
-        sums, kept = carry
+    def logits_of(first: _First, size: int) -> tuple[Array, Array, Array, InverseNorms | None]:
         block, block_bias = _block((weights, bias), first, size)
-        vectors, norms = _class_vectors(block, features.dtype, similarity)
-        products = wide_product(features, vectors)
-        if kept is not None:
-            kept = _with_block(kept, products.reshape(-1, *block.shape[1:]), first)
+        vectors, norms = _vectors(kind, features.dtype, None, block)
+        products, _ = _products(rows, factors, vectors, norms)
         logits = _logits(products, block, block_bias)
-        return (_merge(sums, _sums(logits, _is_target(labels, first, size))), kept), norms
+        return products, logits, _is_target(labels, first, size), norms
 
-    nothing = _of_no_logits(jnp.zeros_like(features, shape=labels.shape))
+    peak = None
+    if kind.is_near:
+        _, logits, is_target, _ = logits_of(0, _SAMPLED)
+        # No exponential is then above e^74, and no sum of them below e^-54.
+        peak = jnp.max(jnp.where(is_target, -10, logits), axis=1)
+        peak = lax.stop_gradient(jnp.maximum(peak, -10))
+
+    def visit(carry: Any, first: _First, size: int, _: None) -> tuple[Any, Any]:
+        sums, kept = carry
+        products, logits, is_target, norms = logits_of(first, size)
+        if kept is not None:
+            kept = _with_block(kept, products.reshape(-1, size, *weights.shape[2:]), first)
+        return (_merge(sums, _sums(logits, is_target, peak)), kept), norms
+
+    zero = jnp.zeros_like(features, shape=labels.shape)
+    nothing = _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero)
     carry = (nothing, _empty_gradient(weights) if keep else None)
-    (sums, kept), norms = _over_blocks(visit, carry, weights.shape[1], block_size)
-    return _rows(sums), kept, norms
+    (sums, kept), norms = _over_blocks(visit, carry, weights.shape[1], kind.block_size)
+    return _result(sums), kept, norms
 
 
-def _backward(
-    block_size: int, similarity: ClassSimilarity, residuals: Any, cotangents: _OfLogits
-) -> tuple[Any, None, Any, Any]:
-    features, labels, weights, bias, rest, kept, norms = residuals
+def _backward(kind: _Kind, residuals: Any, cotangents: _OfLogits) -> tuple[_Inputs]:
+    (features, factors, labels, weights, bias), rest, kept, norms = residuals
     cotangents = _OfLogits(
         *(jnp.zeros_like(rest) if isinstance(x, SymbolicZero) else x for x in cotangents)
     )
+    rows = _exact_in(kind.low[0], features)
     # XLA multiplies row-major factors fastest on a CPU.
     columns = features.T
 
-    def visit(
-        gradients: Any, first: _First, size: int, norms: InverseNorms | None
-    ) -> tuple[Any, None]:
+    def visit(gradients: Any, first: _First, size: int, norms: Any) -> tuple[Any, None]:
         d_features, d_weights, d_bias = gradients
         block, block_bias = _block((weights, bias), first, size)
-        vectors, pull_back = jax.vjp(
-            lambda block: _class_vectors(block, features.dtype, similarity, norms)[0], block
-        )
-        is_target = _is_target(labels, first, size)
+        of_block = partial(_vectors, kind, features.dtype, norms)
+        vectors, pull_back, norms = jax.vjp(of_block, block, has_aux=True)
         if kept is None:
-            products = wide_product(features, vectors)
+            products, of_products = _products(rows, factors, vectors, norms)
         else:
             products = flat_columns(_block(d_weights, first, size))[: features.shape[0]]
+            of_products = None
+        is_target = _is_target(labels, first, size)
         d_products, d_logits = _slopes(products, block, block_bias, rest, is_target, cotangents)
-        (d_block,) = pull_back(wide_product(columns, d_products))
-        d_features = d_features + wide_product(d_products, vectors.T)
+        if of_products is None:
+            (d_block,) = pull_back(wide_product(columns, d_products))
+            d_features = d_features + wide_product(d_products, vectors.T)
+        else:
+            d_products = rounded(d_products * of_products, kind.low[0] or kind.low[1])
+            d_features = d_features + times(d_products, vectors.T)
+            d_vectors = times(d_products.T, rows).T
+            if norms is not None:
+                vectors = vectors.astype(d_vectors.dtype)
+                d_vectors = tangential(d_vectors, vectors, norms.relative, axis=0) * norms.scale
+            d_block = d_vectors.reshape(block.shape)
         d_weights = _with_block(d_weights, d_block, first)
         if d_bias is not None:
             d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
@@ -424,142 +477,16 @@ def _backward(
     d_features, d_bias = jax.tree.map(_empty_gradient, (features, bias))
     d_weights = _empty_gradient(weights) if kept is None else kept
     carry = (d_features, d_weights, d_bias)
-    gradients, _ = _over_blocks(visit, carry, weights.shape[1], block_size, norms)
+    gradients, _ = _over_blocks(visit, carry, weights.shape[1], kind.block_size, norms)
     d_features, d_weights, d_bias = gradients
-    return d_features, None, d_weights.astype(weights.dtype), d_bias
+    d_factors = None
+    if factors is not None:
+        # The products do not know the factors, of which `Σ_c d_ic z_ic` is the gradient.
+        d_factors = jnp.sum(features * d_features, axis=1) * inverse_or_zero(factors)
+    return (_Inputs(d_features, d_factors, None, d_weights.astype(weights.dtype), d_bias),)
 
 
 _in_blocks.defvjp(_forward, _backward, symbolic_zeros=True)
-
-
-# Blocks of low-precision rows ----
-
-
-class _Exact(NamedTuple):
-    """How logits of low-precision rows are computed."""
-
-    low: tuple[Low, Low]
-    block_size: int
-    similarity: ClassSimilarity
-    is_near: bool
-    """Whether all logits are between -64 and 64, so that they need no maximum."""
-
-
-_SAMPLED = 128
-"""Classes, of which the largest logit stands for that of all."""
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _in_exact_blocks(kind: _Exact, *arrays: Any) -> _OfLogits:
-    """Returns the rows of logits `a_i r_c x_i · w_c + b_c`: a are factors, r inverse norms or 1."""
-    return _exact_forward(kind, *arrays)[0]
-
-
-def _columns(
-    block: Float[Array, "d B *K"],
-    low: Low,
-    similarity: ClassSimilarity,
-    norms: InverseNorms | None = None,
-) -> tuple[Float[Array, "d _"], InverseNorms | None]:
-    """Returns what is multiplied, and for cosines norms, whose scale the vectors have.
-
-    Norms that are known are not computed again.
-    """
-    vectors = flat_columns(block).astype(jnp.float32)
-    if similarity == "cosine":
-        scale = power_of_two_scale(vectors, axis=0) if norms is None else norms.scale
-        vectors = vectors * scale
-        if norms is None:
-            norms = InverseNorms(scale, inverse_norms_of_scaled(vectors, axis=0)[None, :])
-    return vectors if low is None else vectors.astype(low), norms
-
-
-def _exact_products(
-    rows: Float[Array, "n d"],
-    factors: Float[Array, " n"],
-    vectors: Float[Array, "d _"],
-    norms: InverseNorms | None,
-) -> tuple[Float[Array, "n _"], Float[Array, "n _"]]:
-    """Returns the products, and by what those of the rows and vectors are multiplied in them."""
-    of_products = factors[:, None]
-    if norms is not None:
-        of_products = of_products * norms.relative
-    return row_products(rows, vectors.T) * of_products, of_products
-
-
-def _exact_forward(
-    kind: _Exact,
-    features: Float[Array, "n d"],
-    factors: Float[Array, " n"],
-    labels: Integer[Array, " n"],
-    weights: Float[Array, "d C *K"],
-    bias: Float[Array, " C"] | None,
-) -> tuple[_OfLogits, Any]:
-    low, block_size, similarity, is_near = kind
-    rows = features if low[0] is None else features.astype(low[0])
-
-    def logits_of(first: _First, size: int) -> tuple[Array, Array, InverseNorms | None]:
-        block, block_bias = _block((weights, bias), first, size)
-        vectors, norms = _columns(block, low[1], similarity)
-        products, _ = _exact_products(rows, factors, vectors, norms)
-        return _logits(products, block, block_bias), _is_target(labels, first, size), norms
-
-    peak = None
-    if is_near:
-        logits, is_target, _ = logits_of(0, _SAMPLED)
-        # No exponential is then above e^74, and no sum of them below e^-54.
-        peak = jnp.max(jnp.where(is_target, -10, logits), axis=1)
-        peak = lax.stop_gradient(jnp.maximum(peak, -10))
-
-    def visit(
-        sums: _OfSomeLogits, first: _First, size: int, _: None
-    ) -> tuple[_OfSomeLogits, InverseNorms | None]:
-        logits, is_target, norms = logits_of(first, size)
-        return _merge(sums, _sums(logits, is_target, peak)), norms
-
-    nothing = _of_no_logits(jnp.zeros_like(factors))
-    sums, norms = _over_blocks(visit, nothing, weights.shape[1], block_size)
-    found = _rows(sums)
-    return found, (features, factors, labels, weights, bias, found.rest, norms)
-
-
-def _exact_backward(kind: _Exact, residuals: Any, cotangents: _OfLogits) -> tuple[Any, ...]:
-    low, block_size, similarity, _ = kind
-    features, factors, labels, weights, bias, rest, norms = residuals
-    rows = features if low[0] is None else features.astype(low[0])
-
-    def visit(
-        gradients: Any, first: _First, size: int, norms: InverseNorms | None
-    ) -> tuple[Any, None]:
-        d_features, d_weights, d_bias = gradients
-        block, block_bias = _block((weights, bias), first, size)
-        vectors, norms = _columns(block, low[1], similarity, norms)
-        products, of_products = _exact_products(rows, factors, vectors, norms)
-        is_target = _is_target(labels, first, size)
-        d_products, d_logits = _slopes(products, block, block_bias, rest, is_target, cotangents)
-        d_products = rounded(d_products * of_products, low[0] or low[1])
-        d_features = d_features + times(d_products, vectors.T)
-        d_vectors = times(d_products.T, rows).T
-        if norms is not None:
-            vectors = vectors.astype(d_vectors.dtype)
-            d_vectors = tangential(d_vectors, vectors, norms.relative, axis=0) * norms.scale
-        d_weights = _with_block(d_weights, d_vectors.reshape(block.shape), first)
-        if d_bias is not None:
-            d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
-        return (d_features, d_weights, d_bias), None
-
-    carry = jax.tree.map(jnp.zeros_like, (features, weights, bias))
-    gradients, _ = _over_blocks(visit, carry, weights.shape[1], block_size, norms)
-    d_features, d_weights, d_bias = gradients
-    # The products do not know the factors, of which `Σ_c d_ic z_ic` is the gradient.
-    d_factors = jnp.sum(features * d_features, axis=1) * inverse_or_zero(factors)
-    return d_features, d_factors, None, d_weights, d_bias
-
-
-_in_exact_blocks.defvjp(_exact_forward, _exact_backward)
-
-
-# Both kinds of blocks ----
 
 
 def _slopes(
@@ -602,12 +529,12 @@ def _empty_gradient(array: Float[Array, " ..."]) -> Float[Array, " ..."]:
 
 
 def _over_blocks(
-    visit: Callable[[_Carry, _First, int, Any], tuple[_Carry, Any]],
-    carry: _Carry,
+    visit: Callable[[Any, _First, int, Any], tuple[Any, Any]],
+    carry: Any,
     num_classes: int,
     block_size: int,
     given: tuple[Any, Any] = (None, None),
-) -> tuple[_Carry, tuple[Any, Any]]:
+) -> tuple[Any, tuple[Any, Any]]:
     """Calls `visit(carry, first class, number of classes, given)` on every block of the classes.
 
     The last block, which is smaller, comes first: what it computes is then in the carry, and not in
@@ -619,7 +546,7 @@ def _over_blocks(
     if remainder:
         carry, last = visit(carry, num_blocks * block_size, remainder, last)
 
-    def step(carry: _Carry, block: tuple[Array, Any]) -> tuple[_Carry, Any]:
+    def step(carry: Any, block: tuple[Array, Any]) -> tuple[Any, Any]:
         return visit(carry, block[0], block_size, block[1])
 
     starts = jnp.arange(num_blocks, dtype=jnp.int32) * block_size

@@ -21,11 +21,11 @@ from jaxloss.core.batch import (
     valid_rows,
     zero_invalid,
 )
-from jaxloss.core.linear import widen
-from jaxloss.core.logsumexp import finite_from_below, logsumexp, softplus
-from jaxloss.core.products import Low, low_dtypes, product
+from jaxloss.core.logsumexp import softplus
+from jaxloss.core.products import product
 from jaxloss.core.programs import compiled_once
 from jaxloss.core.sharding import divided
+from jaxloss.losses.logits import Classifier, gaps_to_own, widened_classifier
 
 Bound: TypeAlias = Literal["tight", "loose"]
 
@@ -89,22 +89,28 @@ def group_softmax_loss(
       eq. (A.2).
     """
     checks.choice("bound", bound, ("tight", "loose"))
-    features, labels, weights, bias, low = _checked(features, labels, weights, bias, num_groups)
+    labels, classifier = _checked(features, labels, weights, bias, num_groups)
+    features, weights, bias, low = classifier
     valid = valid_rows(labels, checks.row_mask(where, "features", features))
     features = zero_invalid(features, valid)
     if groups is None:
         groups = discriminative_groups(features, labels, weights, num_groups)
-    groups = checks.feature_groups(groups, features)
+    groups = checks.integers("groups", groups, "")
+    hint = "; copy groups that all samples share with jnp.broadcast_to"
+    checks.same_shape("groups", groups, "features", features, hint)
 
     num_classes = weights.shape[1]
-    logits = _group_logits(features, weights, bias, groups, num_groups, low)
+    numbers = jnp.arange(num_groups, dtype=groups.dtype)
+    is_member = groups[:, None, :] == numbers[None, :, None]
+    members = jnp.where(is_member, features[:, None, :], 0)
+    # A row for each group of each sample, by one product of [n·G, d] and [d, C].
+    logits = product(members.reshape(-1, weights.shape[0]), weights, low)
+    logits = logits if bias is None else logits + (bias / num_groups)[None, :]
     scale = num_groups if bound == "tight" else 1
-    logits = (scale * logits).reshape(-1, num_classes)  # A row for each group of each sample.
+    logits = scale * logits
     is_own = jnp.repeat(is_own_class(labels, num_classes), num_groups, axis=0)
-    target = jnp.sum(jnp.where(is_own, logits, 0), axis=1)
-    rest = finite_from_below(logsumexp(logits, ~is_own, axis=1))
-    # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
-    values = jnp.sum(softplus(rest - target).reshape(-1, num_groups), axis=1) / scale
+    of_groups = softplus(gaps_to_own(logits, is_own))
+    values = jnp.sum(of_groups.reshape(-1, num_groups), axis=1) / scale
     # A feature outside all groups must not be ignored: treat its sample as one without a class.
     outside = jnp.any((groups < 0) | (groups >= num_groups), axis=1)
     labels = jnp.where(outside, num_classes, labels)
@@ -114,39 +120,23 @@ def group_softmax_loss(
 
 def _checked(
     features: Any, labels: Any, weights: Any, bias: Any, num_groups: Any
-) -> tuple[
-    Float[Array, "n d"],
-    Integer[Array, " n"],
-    Float[Array, "d C"],
-    Float[Array, " C"] | None,
-    tuple[Low, Low],
-]:
-    """Checks the arguments, and widens the floats. Returns where they are low-precision, too."""
+) -> tuple[Integer[Array, " n"], Classifier]:
+    """Checks the arguments. Returns the labels, and features and classifier in one dtype."""
     features = checks.floating("features", features, "n d")
     weights, bias = checks.classifier(features, weights, bias)
     labels = checks.class_labels(labels, "features", features)
-    checks.group_count(num_groups, features.shape[1])
-    arrays = (features, weights) if bias is None else (features, weights, bias)
-    low = low_dtypes(*arrays)
-    features, weights, *rest = widen(*arrays)
-    return features, labels, weights, rest[0] if rest else None, (low[0], low[1])
+    _check_num_groups(num_groups, features.shape[1])
+    return labels, widened_classifier(features, weights, bias)
 
 
-def _group_logits(
-    features: Float[Array, "n d"],
-    weights: Float[Array, "d C"],
-    bias: Float[Array, " C"] | None,
-    groups: Integer[Array, "n d"],
-    num_groups: int,
-    low: tuple[Low, Low],
-) -> Float[Array, "n G C"]:
-    """Returns the logits of each group of features, by one product of [n·G, d] and [d, C]."""
-    numbers = jnp.arange(num_groups, dtype=groups.dtype)
-    is_member = groups[:, None, :] == numbers[None, :, None]
-    members = jnp.where(is_member, features[:, None, :], 0)
-    logits = product(members.reshape(-1, weights.shape[0]), weights, low)
-    logits = logits.reshape(*members.shape[:2], weights.shape[1])
-    return logits if bias is None else logits + (bias / num_groups)[None, None, :]
+def _check_num_groups(num_groups: Any, dim: Any) -> None:
+    """Raises unless the features can be split into as many groups."""
+    checks.positive_count("num_groups", num_groups)
+    checks.positive_count("dim", dim)
+    if num_groups > dim:
+        raise ValueError(
+            f"`num_groups` must be at most the number of features, {dim}, got {num_groups}"
+        )
 
 
 @divided(result="rows")
@@ -190,8 +180,8 @@ def discriminative_groups(
       Kobayashi, Group Softmax Loss with Discriminative Feature Grouping, WACV 2021, supplement
       eq. (A.13), (A.14), Lemma 1.
     """
-    features, labels, weights, *_ = _checked(features, labels, weights, None, num_groups)
-    features, weights = lax.stop_gradient((features, weights))
+    labels, classifier = _checked(features, labels, weights, None, num_groups)
+    features, weights = lax.stop_gradient(classifier[:2])
     num_classes = weights.shape[1]
     own = weights.T[jnp.clip(labels, 0, num_classes - 1)]
     others = jnp.sum(weights, axis=1)[None, :] - own
@@ -228,9 +218,8 @@ def contiguous_groups(num_samples: int, dim: int, num_groups: int) -> Int32[Arra
       (baseline grouping).
     """
     checks.positive_count("num_samples", num_samples)
-    checks.group_count(num_groups, dim)
-    sizes = _group_sizes(dim, num_groups)
-    groups = np.repeat(np.arange(num_groups, dtype=np.int32), sizes)
+    _check_num_groups(num_groups, dim)
+    groups = np.sort(np.arange(dim, dtype=np.int32) % num_groups)
     return jnp.broadcast_to(jnp.asarray(groups)[None, :], (num_samples, dim))
 
 
@@ -267,12 +256,8 @@ def random_groups(
       (baseline grouping).
     """
     checks.positive_count("num_samples", num_samples)
-    checks.group_count(num_groups, dim)
+    _check_num_groups(num_groups, dim)
     return _equal_groups(jax.random.bits(key, (num_samples, dim), jnp.uint32), num_groups)
-
-
-def _group_sizes(dim: int, num_groups: int) -> list[int]:
-    return [dim // num_groups + (g < dim % num_groups) for g in range(num_groups)]
 
 
 def _sortable_bits(scores: Float[Array, "n d"]) -> UInt[Array, "n d"]:
@@ -295,7 +280,8 @@ def _equal_groups(keys: UInt[Array, "n d"], num_groups: int) -> Int32[Array, "n 
     # XLA may compute the keys of each search anew, and round the scores behind them in another way.
     keys = lax.optimization_barrier(keys)
     dim = keys.shape[1]
-    ends = np.cumsum(_group_sizes(dim, num_groups), dtype=np.int32)[None, :-1]
+    sizes = np.bincount(np.arange(dim) % num_groups)
+    ends = np.cumsum(sizes, dtype=np.int32)[None, :-1]
     keys = keys[:, None, :]
     index = jnp.arange(dim, dtype=keys.dtype)[None, None, :]
 

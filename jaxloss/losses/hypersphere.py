@@ -21,14 +21,7 @@ from jaxloss.core.batch import (
     zero_invalid,
 )
 from jaxloss.core.checks import Number
-from jaxloss.core.linear import (
-    cosine_gaps,
-    inverse_or_zero,
-    l2_normalize,
-    row_norms,
-    unit_gaps,
-    widen,
-)
+from jaxloss.core.linear import inverse_or_zero, l2_normalize, squares_are_normal, widen
 from jaxloss.core.sharding import divided
 
 
@@ -82,9 +75,7 @@ def update_class_means(
     features, labels, valid = checked_rows("features", features, labels, where)
     valid = valid & jnp.all(jnp.isfinite(features), axis=1)
     features = zero_invalid(features, valid)
-    class_means = checks.columns(
-        "class_means", class_means, "d C", features.shape[1], f"`features` {features.shape}"
-    )
+    class_means = checks.matching("class_means", class_means, "d C", features)
     num_classes = class_means.shape[1]
     old, features = widen(class_means, features)
     decay = checks.in_range("decay", decay, old.dtype, at_least=0, below=1)
@@ -286,9 +277,7 @@ def _features_and_targets(
       valid samples. The other rows may hold anything.
     """
     features, labels, valid = checked_rows("features", features, labels, where)
-    prototypes = checks.columns(
-        "prototypes", prototypes, "d M", features.shape[1], f"`features` {features.shape}"
-    )
+    prototypes = checks.matching("prototypes", prototypes, "d M", features)
     features, prototypes = widen(features, prototypes)
     num_prototypes = prototypes.shape[1]
     if assignment is None:
@@ -296,13 +285,82 @@ def _features_and_targets(
     assignment = checks.integers("assignment", assignment, "C")
     num_classes = assignment.shape[0]
 
-    in_range = jnp.clip(labels, 0, num_classes - 1)
-    column = assignment[in_range]
+    nearest = jnp.clip(labels, 0, num_classes - 1)
+    column = assignment[nearest]
     column = jnp.where((labels < num_classes) & (column >= 0), column, num_prototypes)
     targets = prototypes[:, jnp.clip(column, 0, num_prototypes - 1)].T
     if lengths is not None:
         lengths = checks.floating("lengths", lengths, "C")
         source = "`assignment` (or `prototypes` without it)"
         checks.same_size("lengths", lengths, "C", "C", num_classes, source)
-        targets = targets * lengths.astype(targets.dtype)[in_range][:, None]
+        targets = targets * lengths.astype(targets.dtype)[nearest][:, None]
     return features, targets, column, valid
+
+
+@jax.custom_jvp
+def row_norms(x: Float[Array, "n d"], valid: Bool[Array, " n"]) -> Float[Array, " n"]:
+    """Returns `‖x_i‖`, and 0 in invalid rows. A zero row has a zero gradient.
+
+    It reads the rows as they are. Zeros in place of the invalid ones would be another array.
+    """
+    squared = jnp.sum(x * x, axis=1)
+    exact = jnp.all(squares_are_normal(squared) | ~valid)
+    norms = lax.cond(exact, lambda squared, _: jnp.sqrt(squared), _scaled_norms, squared, x)
+    return jnp.where(valid, norms, 0)
+
+
+def _scaled_norms(_: Float[Array, " n"], x: Float[Array, "n d"]) -> Float[Array, " n"]:
+    scale = jnp.max(jnp.abs(x), axis=1)
+    zero = scale < jnp.finfo(x.dtype).tiny  # False for NaN, so that NaN stays visible.
+    scaled = x / jnp.where(zero, 1, scale)[:, None]
+    return jnp.where(zero, 0, scale * jnp.sqrt(jnp.sum(scaled * scaled, axis=1)))
+
+
+@row_norms.defjvp
+def _row_norms_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    (x, valid), (d_x, _) = primals, tangents
+    norms = row_norms(x, valid)
+    units = jnp.where(valid[:, None], x, 0) * inverse_or_zero(norms)[:, None]
+    return norms, jnp.sum(units * d_x, axis=1)
+
+
+def unit_gaps(
+    a: Float[Array, "n d"],
+    b: Float[Array, "n d"],
+    inverse_a: Float[Array, " n"],
+    inverse_b: Float[Array, " n"],
+) -> Float[Array, " n"]:
+    """Returns `1 − cos(a_i, b_i)` from the rows and their inverse norms; 1 for a zero row.
+
+    It is computed as `½‖â − b̂‖²`, which does not cancel for cosines close to 1.
+    """
+    gaps = jnp.sum((a * inverse_a[:, None] - b * inverse_b[:, None]) ** 2, axis=1) / 2
+    return jnp.where((inverse_a == 0) | (inverse_b == 0), 1, gaps)
+
+
+@jax.custom_jvp
+def cosine_gaps(
+    a: Float[Array, "n d"], b: Float[Array, "n d"], valid: Bool[Array, " n"]
+) -> Float[Array, " n"]:
+    """Returns `1 − cos(a_i, b_i)`, which is 1 for a zero row. Invalid rows have no gradient."""
+    inverse_a, inverse_b = (inverse_or_zero(row_norms(rows, valid)) for rows in (a, b))
+    return unit_gaps(a, b, inverse_a, inverse_b)
+
+
+@cosine_gaps.defjvp
+def _cosine_gaps_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """`∂(1 − cos)/∂a = (cos · â − b̂) / ‖a‖`, in one pass over both factors."""
+    (a, b, valid), (d_a, d_b, _) = primals, tangents
+    gaps = cosine_gaps(a, b, valid)
+    inverse_a, inverse_b = (inverse_or_zero(row_norms(rows, valid)) for rows in (a, b))
+    a, b = jnp.where(valid[:, None], a, 0), jnp.where(valid[:, None], b, 0)
+    cosines = jnp.where((inverse_a == 0) | (inverse_b == 0), 0, 1 - gaps)
+
+    def part(
+        x: Array, y: Array, inverse_x: Array, inverse_y: Array, d_x: Array
+    ) -> Float[Array, " n"]:
+        # Without the halves, XLA writes out [n, d] broadcasts that it shares with the value.
+        towards = x * (cosines * inverse_x / 2)[:, None] - y * (inverse_y / 2)[:, None]
+        return jnp.sum(towards * (2 * inverse_x)[:, None] * d_x, axis=1)
+
+    return gaps, part(a, b, inverse_a, inverse_b, d_a) + part(b, a, inverse_b, inverse_a, d_b)

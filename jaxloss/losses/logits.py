@@ -16,6 +16,7 @@ from jaxloss.core.linear import (
     product_with_columns,
     widen,
 )
+from jaxloss.core.logsumexp import finite_from_below, logsumexp
 from jaxloss.core.products import Low, low_dtypes, product
 from jaxloss.core.sharding import divided
 
@@ -73,6 +74,16 @@ def logits_of(
     """Returns the logits of arrays that `widened_classifier` has returned."""
     logits = product_with_columns(features, weights, low)
     return logits if bias is None else logits + bias[None, :]
+
+
+def gaps_to_own(logits: Float[Array, "n C"], is_own: Bool[Array, "n C"]) -> Float[Array, " n"]:
+    """Returns the log-sum-exp over the other classes, minus the logit of the own one.
+
+    Its softplus is the cross-entropy, −log(e^a / (e^a + e^b)) = softplus(b − a), which does not
+    cancel for a small loss.
+    """
+    own = jnp.sum(jnp.where(is_own, logits, 0), axis=1)
+    return finite_from_below(logsumexp(logits, ~is_own, axis=1)) - own
 
 
 def flat_columns(weights: Float[Array, "d C *K"]) -> Float[Array, "d _"]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Integer
@@ -28,20 +30,18 @@ class Margins(NamedTuple):
 
 
 def margins_of_samples(
-    margin: Any,
-    angular_margin: Any,
-    sample_margin: Any,
-    sample_angular_margin: Any,
+    margins: tuple[Any, Any],
+    angles: tuple[Any, Any],
     labels: Integer[Array, " n"],
     valid: Bool[Array, " n"],
     dtype: DTypeLike,
     num_classes: int,
     class_axis_name: AxisName | None = None,
 ) -> Margins:
-    """Checks the four arguments, and adds up those of a sample and of its class.
+    """Checks margins and angles, and adds up those of a sample and of its class.
 
     Args:
-      margin, angular_margin, sample_margin, sample_angular_margin: Not checked yet.
+      margins, angles: Of the classes and of the samples, not checked yet.
       labels, valid: Of the samples. Labels are indices among all classes.
       dtype: Of the margins.
       num_classes: The number of classes on this device.
@@ -49,24 +49,25 @@ def margins_of_samples(
     """
 
     def total(name: str, of_classes: Any, of_samples: Any, **limits: Any) -> Any:
-        value = checks.number_or_per_class(name, of_classes, num_classes, dtype, **limits)
-        if jnp.ndim(value):
-            value = of_own_class(jnp.asarray(value), labels, class_axis_name)
+        if isinstance(of_classes, jax.Array | np.ndarray) and of_classes.ndim:
+            of_classes = checks.floating(name, of_classes, "C")
+            if of_classes.shape[0] != num_classes:
+                raise ValueError(
+                    f"`{name}` must be a number or have shape [C] with C = {num_classes}, the "
+                    f"number of classes, got {of_classes.shape}"
+                )
+            value = of_own_class(of_classes.astype(dtype), labels, class_axis_name)
+        else:
+            value = checks.in_range(name, of_classes, dtype, **limits)
         if of_samples is not None:
             of_samples = checks.floating(f"sample_{name}", of_samples, "n")
             checks.same_rows(f"sample_{name}", of_samples, "labels", labels)
             value = value + of_samples.astype(dtype)
         return jnp.where(valid, value, 0) if jnp.ndim(value) else value
 
-    cosine = total("margin", margin, sample_margin)
-    angle = total(
-        "angular_margin",
-        angular_margin,
-        sample_angular_margin,
-        at_least=0,
-        at_most=math.pi,
-        hint="; it is an angle in radians, such as np.radians(28.6)",
-    )
+    cosine = total("margin", *margins)
+    hint = "; it is an angle in radians, such as np.radians(28.6)"
+    angle = total("angular_margin", *angles, at_least=0, at_most=math.pi, hint=hint)
     return Margins(cosine, None if isinstance(angle, float) and angle == 0 else angle)
 
 

@@ -21,10 +21,10 @@ from jaxloss.core.batch import (
 )
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import product_with_columns, widen
-from jaxloss.core.logsumexp import finite_from_below, logsumexp, softplus
+from jaxloss.core.logsumexp import logsumexp, softplus, softplus_where
 from jaxloss.core.products import low_dtypes
 from jaxloss.core.sharding import divided
-from jaxloss.losses.logits import cosines
+from jaxloss.losses.logits import cosines, gaps_to_own
 
 
 @divided
@@ -104,10 +104,8 @@ def proxy_anchor_loss(
         exponents = exponents + log_weights[:, None]
         soft = logsumexp(exponents, members & valid[:, None], axis=0, axis_name=axis_name)
         not_empty = soft != -jnp.inf
-        values = softplus(jnp.where(not_empty, soft, 0))
-        return jnp.where(not_empty, values, 0), not_empty
+        return softplus_where(not_empty, soft), not_empty
 
-    scale, margin = (jnp.asarray(x, similarities.dtype) for x in (scale, margin))
     positive, has_positive = of_classes(-scale * (similarities - margin), is_own)
     negative, _ = of_classes(scale * (similarities + margin), ~is_own)
     # Every device has the same C values, so the reductions need no axis.
@@ -180,13 +178,9 @@ def proxy_nca_loss(
         squared = lax.stop_gradient(
             jnp.max(jnp.abs(proxies), axis=0) > jnp.finfo(proxies.dtype).tiny
         ).astype(squared.dtype)
-    factor = 1 / jnp.asarray(temperature, similarities.dtype)
-    logits = factor * (2 * similarities - squared[None, :])
-    is_own = is_own_class(labels, num_classes)
-    own = jnp.sum(jnp.where(is_own, logits, 0), axis=1)
-    gap = finite_from_below(logsumexp(logits, ~is_own, axis=1)) - own
-    # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
-    values = softplus(gap) if include_own else gap
+    logits = (1 / temperature) * (2 * similarities - squared[None, :])
+    gaps = gaps_to_own(logits, is_own_class(labels, num_classes))
+    values = softplus(gaps) if include_own else gaps
     values = nan_where_no_class(values, labels, valid, num_classes)
     return reduce(values, valid, sample_weights, reduction, axis_name)
 
@@ -204,9 +198,7 @@ def _compared(
     With `sample_weights`, those of weight 0 are not in the mask.
     """
     features, labels, valid = checked_rows("features", features, labels, where)
-    proxies = checks.columns(
-        "proxies", proxies, "d C", features.shape[1], f"`features` {features.shape}"
-    )
+    proxies = checks.matching("proxies", proxies, "d C", features)
     low = low_dtypes(features, proxies)
     features, proxies = widen(features, proxies)
     if sample_weights is not None:

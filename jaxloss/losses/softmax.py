@@ -23,6 +23,7 @@ from jaxloss.core.linear import widen
 from jaxloss.core.logsumexp import is_on, softplus, unless_left_out
 from jaxloss.core.sharding import divided
 from jaxloss.losses.margins import lowering, margins_of_samples
+from jaxloss.losses.multilabel import checked_targets
 
 
 @divided
@@ -141,17 +142,10 @@ def margin_softmax_loss(
     logits, labels, valid = checked_rows("logits", logits, labels, where)
     (logits,) = widen(logits)
     scale = checks.in_range("scale", scale, logits.dtype, above=0)
-    margins = margins_of_samples(
-        margin,
-        angular_margin,
-        sample_margin,
-        sample_angular_margin,
-        labels,
-        valid,
-        logits.dtype,
-        logits.shape[1],
-    )
-    is_target = is_own_class(labels, logits.shape[1])
+    dtype, num_classes = logits.dtype, logits.shape[1]
+    angles = angular_margin, sample_angular_margin
+    margins = margins_of_samples((margin, sample_margin), angles, labels, valid, dtype, num_classes)
+    is_target = is_own_class(labels, num_classes)
     own = jnp.sum(jnp.where(is_target & valid[:, None], logits, 0), axis=1)
     lowered_by = lowering(margins, own)
     lost = None
@@ -189,8 +183,8 @@ def relative_to_peak(
 
 def _at_own_class(values: Float[Array, "n C"], labels: Integer[Array, " n"]) -> Float[Array, " n"]:
     """Returns the value at the label of each row; of the nearest class, if there is none."""
-    in_range = jnp.clip(labels, 0, values.shape[1] - 1)
-    return jnp.take_along_axis(values, in_range[:, None], axis=1)[:, 0]
+    nearest = jnp.clip(labels, 0, values.shape[1] - 1)
+    return jnp.take_along_axis(values, nearest[:, None], axis=1)[:, 0]
 
 
 def _lost_beside(
@@ -284,13 +278,8 @@ def _of_targets(
     logits: Any, targets: Any, where: Any
 ) -> tuple[Float[Array, " n"], Bool[Array, " n"]]:
     """Returns the sigmoid losses of samples of multi-label targets, and which of them count."""
-    logits = checks.floating("logits", logits, "n C")
-    (logits,) = widen(logits)
     hint = "; the class indices of a column are labels[:, 0]" if targets.shape[1] == 1 else ""
-    targets = checks.class_targets("labels", targets, logits, hint=hint)
-    mask = checks.row_mask(where, "logits", logits)
-    known = ~(targets < 0)  # True for NaN, so that NaN stays visible.
-    known = known if mask is None else known & mask[:, None]
+    logits, targets, known = checked_targets(logits, targets, where, "labels", hint)
     logits, targets = jnp.where(known, logits, 0), jnp.clip(targets, 0, 1)
     # `max(z, 0) − t z`, before the small term is added, which would be lost. 0 · ∞ is NaN.
     slopes = jnp.where(logits >= 0, 1 - targets, -targets)

@@ -82,29 +82,25 @@ def vicreg_loss(
       Bardes et al., VICReg: Variance-Invariance-Covariance Regularization for Self-Supervised
       Learning, ICLR 2022, eq. (1) to (6), Algorithm 1.
     """
-    views = _two_views("vicreg_loss", first, second, where, sample_weights, reduction, axis_name)
-    dtype = views.first.dtype
+    checks.no_terms("vicreg_loss", reduction)
+    first, second, samples = _two_views(first, second, where, sample_weights, axis_name)
+    unbiased = _unbiased(samples, axis_name)
+    dtype = first.dtype
     invariance = checks.in_range("invariance", invariance, dtype, at_least=0)
     variance = checks.in_range("variance", variance, dtype, at_least=0)
     covariance = checks.in_range("covariance", covariance, dtype, at_least=0)
     epsilon = checks.in_range("epsilon", epsilon, dtype, above=0)
-    dim = views.first.shape[1]
-    gaps = jnp.sum((views.first - views.second) ** 2, axis=1) / dim
-    invariance, variance, covariance, epsilon = (
-        jnp.asarray(x, dtype) for x in (invariance, variance, covariance, epsilon)
-    )
-    samples = views.samples
+    dim = first.shape[1]
+    gaps = jnp.sum((first - second) ** 2, axis=1) / dim
     total = jnp.sum(gaps if samples.shares is None else samples.shares * gaps)
-    value = invariance * sum_over(total, axis_name) / samples.number
-    for view in (views.first, views.second):
-        moments = _moments(axis_name, view, samples) * (views.unbiased / samples.number)
+    value = invariance * sum_over(total, axis_name) / samples.divisor
+    for view in (first, second):
+        moments = _moments(axis_name, view, samples) * (unbiased / samples.divisor)
         variances = jnp.diagonal(moments)
         spread = jnp.mean(jnp.maximum(1 - jnp.sqrt(variances + epsilon), 0))
         redundancy = jnp.sum(_off_diagonal(moments) ** 2) / dim
-        value = value + jnp.where(
-            views.unbiased > 0, variance * spread + covariance * redundancy, 0
-        )
-    return value * views.size if reduction == "sum" else value
+        value = value + jnp.where(unbiased > 0, variance * spread + covariance * redundancy, 0)
+    return value * samples.total_weight if reduction == "sum" else value
 
 
 @divided
@@ -154,22 +150,17 @@ def barlow_twins_loss(
       Zbontar et al., Barlow Twins: Self-Supervised Learning via Redundancy Reduction, ICML 2021,
       eq. (1), (2).
     """
-    views = _two_views(
-        "barlow_twins_loss", first, second, where, sample_weights, reduction, axis_name
-    )
-    dtype = views.first.dtype
-    off_diagonal = checks.in_range("off_diagonal", off_diagonal, dtype, at_least=0)
-    first, second = (
-        _scaled_columns(view, views.samples, axis_name) for view in (views.first, views.second)
-    )
-    moments, *squares = _cross_moments(axis_name, first, second, views.samples)
+    checks.no_terms("barlow_twins_loss", reduction)
+    first, second, samples = _two_views(first, second, where, sample_weights, axis_name)
+    off_diagonal = checks.in_range("off_diagonal", off_diagonal, first.dtype, at_least=0)
+    first, second = (_scaled_columns(view, samples, axis_name) for view in (first, second))
+    moments, *squares = _cross_moments(axis_name, first, second, samples)
     rows, columns = map(inverse_root, squares)  # 0 for a constant dimension.
     correlations = rows[:, None] * moments * columns[None, :]
     own = jnp.diagonal(correlations)
-    others = jnp.sum(_off_diagonal(correlations) ** 2)
-    others = jnp.asarray(off_diagonal, dtype) * others
-    value = jnp.where(views.size == 0, 0, jnp.sum((1 - own) ** 2) + others)
-    return value * views.size if reduction == "sum" else value
+    others = off_diagonal * jnp.sum(_off_diagonal(correlations) ** 2)
+    value = jnp.where(samples.total_weight == 0, 0, jnp.sum((1 - own) ** 2) + others)
+    return value * samples.total_weight if reduction == "sum" else value
 
 
 class _Samples(NamedTuple):
@@ -178,67 +169,53 @@ class _Samples(NamedTuple):
     valid: Bool[Array, " n"]
     shares: Float[Array, " n"] | None
     """The weights, divided by their sum over all devices; None if all valid samples count alike."""
-    number: Float[Array, ""]
+    divisor: Float[Array, ""]
     """What a sum over the samples is divided by: the valid ones of all devices, or 1 for shares."""
-
-
-class _Views(NamedTuple):
-    """Two views, with zeros in the rows that do not count."""
-
-    first: Float[Array, "n d"]
-    second: Float[Array, "n d"]
-    samples: _Samples
-    size: Float[Array, ""]
+    total_weight: Float[Array, ""]
     """The sum of the weights over all devices."""
-    unbiased: Float[Array, ""]
-    """The factor that makes a variance unbiased; 0 with fewer than two samples."""
 
 
 def _two_views(
-    name: str,
-    first: Any,
-    second: Any,
-    where: Any,
-    sample_weights: Any,
-    reduction: Any,
-    axis_name: AxisName | None,
-) -> _Views:
-    """Checks the arguments, and counts the samples of the global batch."""
-    checks.no_terms(name, reduction)
+    first: Any, second: Any, where: Any, sample_weights: Any, axis_name: AxisName | None
+) -> tuple[Float[Array, "n d"], Float[Array, "n d"], _Samples]:
+    """Returns both views with zeros in the rows that do not count, and how many samples count."""
     first = checks.floating("first", first, "n d")
-    second = checks.second_view(second, first)
+    second = checks.floating("second", second, "n d")
+    checks.same_shape("second", second, "first", first)
     mask = checks.row_mask(where, "first", first)
     valid = jnp.ones(first.shape[0], bool) if mask is None else mask
     first, second = widen(zero_invalid(first, valid), zero_invalid(second, valid))
-    size = sum_over(jnp.sum(valid.astype(first.dtype)), axis_name)
-    samples = _Samples(valid, None, jnp.where(size == 0, 1, size))
-    spread = 1 - 1 / samples.number
-    if sample_weights is not None:
-        weights = weights_of_samples(sample_weights, first.shape[0], first.dtype)
-        weights = jnp.where(valid, weights, 0)
-        size = sum_over(jnp.sum(weights), axis_name)
-        shares = weights / jnp.where(size == 0, 1, size)
-        samples = _Samples(valid, shares, jnp.ones_like(size))
-        spread = _spread(shares, axis_name)
-    # Also alone is a sample beside others with shares so small that 1 / spread² overflows.
-    alone = spread <= jnp.finfo(spread.dtype).tiny ** 0.5
-    # For weights that are all alike, this is n / (n − 1).
-    unbiased = jnp.where(alone, 0, 1 / jnp.where(alone, 1, spread))
-    return _Views(first, second, samples, size, unbiased)
+    if sample_weights is None:
+        total = sum_over(jnp.sum(valid.astype(first.dtype)), axis_name)
+        return first, second, _Samples(valid, None, jnp.where(total == 0, 1, total), total)
+    weights = weights_of_samples(sample_weights, first.shape[0], first.dtype)
+    weights = jnp.where(valid, weights, 0)
+    total = sum_over(jnp.sum(weights), axis_name)
+    shares = weights / jnp.where(total == 0, 1, total)
+    return first, second, _Samples(valid, shares, jnp.ones_like(total), total)
 
 
-def _spread(shares: Float[Array, " n"], axis_name: AxisName | None) -> Float[Array, ""]:
+def _unbiased(samples: _Samples, axis_name: AxisName | None) -> Float[Array, ""]:
+    """Returns the factor that makes a variance unbiased; 0 with fewer than two samples."""
+    if samples.shares is None:  # The factor is n / (n − 1).
+        biased = 1 - 1 / samples.divisor
+    else:
+        biased = _biased(samples.shares, axis_name)
+    # Also alone is a sample beside others with shares so small that 1 / biased² overflows.
+    alone = biased <= jnp.finfo(biased.dtype).tiny ** 0.5
+    return jnp.where(alone, 0, 1 / jnp.where(alone, 1, biased))
+
+
+def _biased(shares: Float[Array, " n"], axis_name: AxisName | None) -> Float[Array, ""]:
     """Returns `1 − Σ s²` of shares whose sum is 1, with all its digits where one of them is near 1.
 
     With the largest share s and the sum R and sum of squares Q of the others, it is R (2s + R) − Q.
     """
     positions = own_positions(shares.shape[0], axis_name)
     largest = jnp.max(lax.stop_gradient(shares), initial=-jnp.inf)
-    if axis_name is not None:
-        largest = max_over(largest, axis_name)
+    largest = largest if axis_name is None else max_over(largest, axis_name)
     chosen = jnp.max(jnp.where(shares == largest, positions, -1), initial=-1)
-    if axis_name is not None:
-        chosen = max_over(chosen, axis_name)
+    chosen = chosen if axis_name is None else max_over(chosen, axis_name)
     is_chosen = positions == chosen
     others = jnp.where(is_chosen, 0, shares)
     parts = jnp.stack([jnp.where(is_chosen, shares, 0), others, others * others])
@@ -264,7 +241,7 @@ def _centred(
         shift = max_over(jnp.where(has_shift, shift, -jnp.inf), axis_name)
         shift = jnp.where(shift == -jnp.inf, 0, shift)  # No row counts on any device.
     shifted = jnp.where(valid, view - shift[None, :], 0)
-    mean = sum_over(jnp.sum(_weighted(shifted, samples), axis=0), axis_name) / samples.number
+    mean = sum_over(jnp.sum(_weighted(shifted, samples), axis=0), axis_name) / samples.divisor
     return jnp.where(valid, shifted - mean[None, :], 0)
 
 
@@ -275,8 +252,7 @@ def _scaled_columns(
     if samples.shares is not None:  # A row without a weight scales nothing, and may overflow.
         view = jnp.where((samples.shares[:, None] == 0) & jnp.isfinite(view), 0, view)
     largest = jnp.max(jnp.abs(lax.stop_gradient(view)), axis=0, initial=0, keepdims=True)
-    if axis_name is not None:
-        largest = max_over(largest, axis_name)
+    largest = largest if axis_name is None else max_over(largest, axis_name)
     limit = jnp.finfo(view.dtype).maxexp - 2
     exponent = jnp.clip(jnp.frexp(largest)[1], -limit, limit)
     return view * jnp.ldexp(jnp.ones_like(largest), -exponent)
@@ -285,6 +261,14 @@ def _scaled_columns(
 def _weighted(rows: Float[Array, "n d"], samples: _Samples) -> Float[Array, "n d"]:
     """Returns rows times their shares. Rows that do not count are zeros already."""
     return rows if samples.shares is None else samples.shares[:, None] * rows
+
+
+def _weighted_change(
+    rows: Float[Array, "n d"], d_rows: Float[Array, "n d"], samples: _Samples, d_samples: Any
+) -> Float[Array, "n d"]:
+    """Returns the derivative of one factor of `Σ s_i c_i c'_iᵀ`, and half of that of s."""
+    change = _weighted(d_rows, samples)
+    return change if samples.shares is None else change + d_samples.shares[:, None] / 2 * rows
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -304,9 +288,7 @@ def _moments_jvp(axis_name: AxisName | None, primals: Any, tangents: Any) -> tup
     """
     (view, samples), (d_view, d_samples) = primals, tangents
     rows = _centred(view, samples, axis_name)
-    change = _weighted(d_view, samples)
-    if samples.shares is not None:
-        change = change + d_samples.shares[:, None] / 2 * rows
+    change = _weighted_change(rows, d_view, samples, d_samples)
     half = sum_over(wide_product(change.T, rows), axis_name)
     return _moments(axis_name, view, samples), half + half.T
 
@@ -331,11 +313,8 @@ def _cross_moments_jvp(axis_name: AxisName | None, primals: Any, tangents: Any) 
     """As in `_moments_jvp`, the change of the means cancels."""
     (first, second, samples), (d_first, d_second, d_samples) = primals, tangents
     a, b = (_centred(view, samples, axis_name) for view in (first, second))
-    d_a, d_b = (_weighted(change, samples) for change in (d_first, d_second))
-    if samples.shares is not None:
-        d_a, d_b = (
-            change + d_samples.shares[:, None] / 2 * rows for change, rows in ((d_a, a), (d_b, b))
-        )
+    d_a = _weighted_change(a, d_first, samples, d_samples)
+    d_b = _weighted_change(b, d_second, samples, d_samples)
     moments = wide_product(d_a.T, b) + wide_product(a.T, d_b)
     parts = moments, 2 * jnp.sum(d_a * a, axis=0), 2 * jnp.sum(d_b * b, axis=0)
     results = _cross_moments(axis_name, first, second, samples)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxloss
-from jaxloss.core.linear import row_norms
+from jaxloss.losses.hypersphere import row_norms
 from tests.jaxloss.harness import QUICK, finite
 from tests.jaxloss.loss_table import CLASSES, features_and_weights
 from tests.tolerances import FLOAT32, rounded_to
