@@ -205,9 +205,10 @@ def mean_over(
     return value if axis_name is None else lax.pmean(value, axis_name)
 
 
-def max_over(value: Float[Array, " *shape"], axis_name: AxisName) -> Float[Array, " *shape"]:
+def max_over(value: Float[Array, " *shape"], axis_name: AxisName | None) -> Float[Array, " *shape"]:
     """Returns the maximum over devices. It has no gradient."""
-    return lax.pmax(lax.stop_gradient(value), axis_name)
+    value = lax.stop_gradient(value)
+    return value if axis_name is None else lax.pmax(value, axis_name)
 
 
 def gather(

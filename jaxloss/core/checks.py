@@ -68,22 +68,6 @@ def matching(
     return array
 
 
-def reference_features(references: Any, features: Float[Array, "n d"]) -> Float[Array, "m d"]:
-    """Returns `references` as a float array with the number of features of `features`."""
-    return matching("references", references, "m d", features)
-
-
-def key_features(keys: Any, queries: Float[Array, "n d"]) -> Float[Array, "m d"]:
-    """Returns `keys` as a float array that has a row for each of `queries`, and perhaps more."""
-    array = floating("keys", keys, "m d")
-    if array.shape[1] != queries.shape[1] or array.shape[0] < queries.shape[0]:
-        raise ValueError(
-            f"`keys` must have shape [m, d] with m at least {queries.shape[0]} and "
-            f"d = {queries.shape[1]} to match `queries` {queries.shape}, got {array.shape}"
-        )
-    return array
-
-
 def same_size(
     name: str, array: AnyArray, shape: str, axis: str, size: int, source: str, hint: str = ""
 ) -> None:

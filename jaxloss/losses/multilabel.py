@@ -309,7 +309,7 @@ def relative_to_largest(
     lowest = jnp.finfo(logits.dtype).min
     logits = jnp.where(members, logits, lowest)
     peak = jnp.max(logits, axis, initial=lowest, keepdims=True)
-    peak = peak if axis_name is None else max_over(peak, axis_name)
+    peak = max_over(peak, axis_name)
     peak = lax.stop_gradient(jnp.where(peak == lowest, 0, peak))
     return logits - peak, peak
 

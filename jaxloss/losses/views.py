@@ -213,9 +213,9 @@ def _biased(shares: Float[Array, " n"], axis_name: AxisName | None) -> Float[Arr
     """
     positions = own_positions(shares.shape[0], axis_name)
     largest = jnp.max(lax.stop_gradient(shares), initial=-jnp.inf)
-    largest = largest if axis_name is None else max_over(largest, axis_name)
+    largest = max_over(largest, axis_name)
     chosen = jnp.max(jnp.where(shares == largest, positions, -1), initial=-1)
-    chosen = chosen if axis_name is None else max_over(chosen, axis_name)
+    chosen = max_over(chosen, axis_name)
     is_chosen = positions == chosen
     others = jnp.where(is_chosen, 0, shares)
     parts = jnp.stack([jnp.where(is_chosen, shares, 0), others, others * others])
@@ -252,7 +252,7 @@ def _scaled_columns(
     if samples.shares is not None:  # A row without a weight scales nothing, and may overflow.
         view = jnp.where((samples.shares[:, None] == 0) & jnp.isfinite(view), 0, view)
     largest = jnp.max(jnp.abs(lax.stop_gradient(view)), axis=0, initial=0, keepdims=True)
-    largest = largest if axis_name is None else max_over(largest, axis_name)
+    largest = max_over(largest, axis_name)
     limit = jnp.finfo(view.dtype).maxexp - 2
     exponent = jnp.clip(jnp.frexp(largest)[1], -limit, limit)
     return view * jnp.ldexp(jnp.ones_like(largest), -exponent)

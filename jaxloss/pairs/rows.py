@@ -138,7 +138,7 @@ def anchors_and_references(
             "`references` and `reference_labels` must be given together, "
             f"got only {' and '.join(f'`{name}`' for name in present)}"
         )
-    rows = checks.reference_features(references, features)
+    rows = checks.matching("references", references, "m d", features)
     if labels.ndim == 2:
         others = checks.class_sets(
             reference_labels, "references", rows, name="reference_labels", shape="m C"

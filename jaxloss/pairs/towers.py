@@ -151,8 +151,13 @@ def compare_towers(
     """
     check_options(similarity, block_size)
     queries = checks.floating("queries", queries, "n d")
-    keys = checks.key_features(keys, queries)
-    number, num_keys = queries.shape[0], keys.shape[0]
+    keys = checks.floating("keys", keys, "m d")
+    (number, dim), num_keys = queries.shape, keys.shape[0]
+    if keys.shape[1] != dim or num_keys < number:
+        raise ValueError(
+            f"`keys` must have shape [m, d] with m at least {number} and d = {dim} to match "
+            f"`queries` {queries.shape}, got {keys.shape}"
+        )
     valid = _mask(checks.row_mask(where, "queries", queries), queries)
     key_valid = _mask(checks.row_mask(key_where, "keys", keys, name="key_where", shape="m"), keys)
     numbers = checked_numbers("numbers", numbers, valid)
