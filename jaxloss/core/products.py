@@ -151,6 +151,14 @@ def times(
     return reduce(operator.add, reversed(terms))  # The small ones first.
 
 
+def times_in_parts(
+    cotangent: Float[Array, "a b"], rows: Float[Array, "b d"]
+) -> Float[Array, "a d"]:
+    """Returns `cotangent @ rows` of a `rounded` cotangent and of 16 bits of float32 rows."""
+    large, small = split(rows, 2)
+    return times(cotangent, small) + times(cotangent, large)
+
+
 def split(wide: Float[Array, "a b"], parts: int) -> list[Array]:
     """Returns bfloat16 arrays whose sum is a float32 array, the large one first."""
     found, bfloat16 = [], jnp.dtype(jnp.bfloat16)

@@ -37,7 +37,7 @@ from jaxloss.core.linear import (
     negative_squared_distances,
     tangential,
 )
-from jaxloss.core.products import Low, rounded, row_products, times, wide_product
+from jaxloss.core.products import Low, rounded, row_products, times, times_in_parts, wide_product
 from jaxloss.pairs.rows import DISTANCES, How, Rows, Similarity
 from jaxloss.pairs.statistics import ByClass, Pair, Params, Parts, Statistic, reduction_of
 
@@ -440,20 +440,20 @@ def times_rows(
     if with_sums and how.is_low:
         # A matrix unit adds up, too, by columns of ones. GPUs like a multiple of eight of them.
         rows = jnp.concatenate([rows, jnp.ones_like(rows, shape=(rows.shape[0], 8))], axis=1)
-        products = times(d_tile if axis == 1 else d_tile.T, rows)
+        products = _times(how, d_tile if axis == 1 else d_tile.T, rows)
         return RowGradient(products[:, :-8], products[:, -1], numbers)
     sums = jnp.sum(d_tile, axis=axis) if with_sums else None
-    products = times(d_tile, rows) if axis == 1 else _product_of_transpose(d_tile, rows)
-    return RowGradient(products, sums, numbers)
-
-
-def _product_of_transpose(a: Float[Array, "a b"], rows: Float[Array, "a d"]) -> Float[Array, "b d"]:
-    """Returns `a.T @ rows`."""
-    if not on_cpu() or rows.shape[1] >= 256:
-        return times(a.T, rows)
+    if axis == 1 or not on_cpu() or rows.shape[1] >= 256:
+        return RowGradient(_times(how, d_tile if axis == 1 else d_tile.T, rows), sums, numbers)
     # For short rows, XLA for CPUs is faster where neither factor is a transpose.
-    product = lax.optimization_barrier(wide_product(lax.optimization_barrier(rows.T), a))
-    return lax.optimization_barrier(product.T)
+    product = lax.optimization_barrier(wide_product(lax.optimization_barrier(rows.T), d_tile))
+    return RowGradient(lax.optimization_barrier(product.T), sums, numbers)
+
+
+def _times(how: How, d_tile: Float[Array, "a b"], rows: Float[Array, "b d"]) -> Array:
+    """Returns `D X`. With low-precision rows on the other side, D is rounded, and X may be."""
+    is_mixed = how.is_low and rows.dtype == how.dtype
+    return times_in_parts(d_tile, rows) if is_mixed else times(d_tile, rows)
 
 
 def feature_gradient(

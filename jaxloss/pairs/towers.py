@@ -22,6 +22,7 @@ from jaxloss.core.batch import (
 from jaxloss.core.linear import (
     distances_of_squares,
     inverse_norms_of_scaled,
+    wide_dtype,
     widen,
 )
 from jaxloss.core.products import low_dtypes
@@ -177,13 +178,10 @@ def compare_towers(
     valid = valid & key_valid[:number]
     key_valid = jnp.concatenate([valid, key_valid[number:]])
 
-    low = low_dtypes(queries, keys)
-    # The gradients of a row, by its own key and by the others, are added before they are rounded.
-    queries, keys = widen(queries, keys)
     how = How(
         similarity,
-        queries.dtype,
-        low,  # pyright: ignore[reportArgumentType]
+        wide_dtype(queries, keys),
+        low_dtypes(queries, keys),
         ignores_equal=True,
         block_sizes=(block_size, block_size),
         axis_name=axis_name,
@@ -192,7 +190,10 @@ def compare_towers(
     of_keys = Rows(keys, key_labels, key_valid, key_positions).with_numbers(key_numbers, how.dtype)
     rows, of_keys, how = loaded_for_products(rows, of_keys, how)
     assert of_keys is not None
-    own, other = rows.features, of_keys.features[:number]
+    # The gradients of a row, by its own key and by the others, are added before they are rounded.
+    queries, keys = widen(rows.features, of_keys.features)
+    rows, of_keys = rows._replace(features=queries), of_keys._replace(features=keys)
+    own, other = queries, keys[:number]
     if how.similarity != "inner" or how.is_low:
         own, other = zero_invalid(own, valid), zero_invalid(other, valid)
     similarities = similarities_of_rows(similarity, own, other)
