@@ -385,6 +385,6 @@ def _mapped(call: Call, spread: _Spread, out_spec: Any) -> Any:
 
 @functools.lru_cache(maxsize=128)
 def _on_devices(program: Program, mesh: Any, specs: Any, out_spec: Any) -> Callable[..., Any]:
-    """Without `jax.jit`, `jax.shard_map` would compile every operation of every call by itself."""
     run = jax.shard_map(program.of_arrays(), mesh=mesh, in_specs=specs, out_specs=out_spec)
-    return jax.jit(run)
+    # Outside of `jax.jit`, it would compile every operation of every call by itself.
+    return run if is_recorded() else jax.jit(run)
