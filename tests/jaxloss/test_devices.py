@@ -187,10 +187,19 @@ def test_value_and_gradients(way, row):
             check(row, result, batch)
 
 
+OFTEN = {
+    "check_vma": once_per_loss(),
+    "devices": TYPICAL,
+    # By a rule for pairs, and by log-sum-exps over the devices.
+    "device_gradients": (PLAIN["nca"], PLAIN["two_way"]),
+}
+"""The losses of each rule that `make test` runs."""
+
+
 def rules_and_rows() -> Iterator[Any]:
     for rule in RULES:
         for row in CASES if rule.part == "devices" else ():
-            often = row in (once_per_loss() if rule.name == "check_vma" else TYPICAL)
+            often = row in OFTEN[rule.name]
             marks = pytest.mark.slow if often else pytest.mark.long
             yield pytest.param(rule, row, id=f"{rule.name}-{row.name}", marks=marks)
 
