@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import textwrap
 import warnings
@@ -44,11 +43,9 @@ class ContractError(AssertionError):
 
 def _with_rules(check: _Check) -> _Check:
     """Adds the rules to the help of a function."""
-    name, statement = "keywords", "it must take the common keywords of `jaxloss`"
-    rows = [(name, statement), *((rule.name, rule.statement) for rule in RULES)]
     items = [
-        textwrap.fill(f"* `{name}`: {statement}.", 98, subsequent_indent="  ")
-        for name, statement in rows
+        textwrap.fill(f"* `{rule.name}`: {rule.statement}.", 98, subsequent_indent="  ")
+        for rule in RULES
     ]
     table = "\n".join(items) + "\n\nArgs:"
     # Python 3.13 takes the indentation of docstrings away.
@@ -131,7 +128,7 @@ def check_loss(
             '`jax.config.update("jax_num_cpu_devices", 4)` before JAX is used',
             stacklevel=2,
         )
-    _check_keywords(checked, devices)
+    checked.common = checked.common if devices else checked.common[:-1]
     for rule in RULES:
         if not parts[rule.part]:
             continue
@@ -139,23 +136,6 @@ def check_loss(
             broken = _first_fault(rule, checked, ROWS, seed)
             if broken is not None:
                 raise _error(rule, checked, _smaller(rule, checked) or broken)
-
-
-def _check_keywords(checked: CheckedLoss, devices: bool) -> None:
-    parameters = inspect.signature(checked.loss).parameters
-    common = ("where", "sample_weights", "reduction", *(("axis_name",) if devices else ()))
-    missing = [name for name in common if name not in parameters]
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    if missing and not takes_any:
-        names = ", ".join(f"`{name}`" for name in missing)
-        raise ContractError(
-            f'`{checked.name}` breaks the rule "keywords": it must take the common keywords of '
-            f"`jaxloss`.\nFound: it does not take {names}.\nWhat to do: add keyword-only "
-            "arguments with the defaults where=None, sample_weights=None, "
-            'reduction="mean", axis_name=None; `devices=False` needs no `axis_name`.',
-            "keywords",
-            {},
-        )
 
 
 def _first_fault(rule: Rule, checked: CheckedLoss, n: int, seed: int) -> Broken | None:
@@ -182,18 +162,16 @@ def _smaller(rule: Rule, checked: CheckedLoss) -> Broken | None:
 
 
 def _error(rule: Rule, checked: CheckedLoss, broken: Broken) -> ContractError:
-    batch = broken.batch
-    inputs = dict(zip(checked.names, batch.args, strict=True))
-    if not batch.where.all():
-        inputs["where"] = batch.where
-    if np.any(batch.sample_weights != 1):
-        inputs["sample_weights"] = batch.sample_weights
-    lines = [f"  {name} = {text(value, f'  {name} = ')}" for name, value in inputs.items()]
+    batch, inputs, smallest = broken.batch, {}, ""
+    if batch is not None:
+        inputs = dict(zip(checked.names, batch.args, strict=True))
+        masks = {"where": batch.where, "sample_weights": batch.sample_weights}
+        inputs |= {k: x for k, x in masks.items() if x is not None and np.any(x != 1)}
+        lines = [f"\n  {name} = {text(value, f'  {name} = ')}" for name, value in inputs.items()]
+        smallest = f"\nSmallest input found, n = {batch.size}:" + "".join(lines)
     error = ContractError(
         f'`{checked.name}` breaks the rule "{rule.name}": {rule.statement}.\n'
-        f"Found: {broken.found}.\n"
-        f"What to do: {rule.advice}.\n"
-        f"Smallest input found, n = {batch.size}:\n" + "\n".join(lines),
+        f"Found: {broken.found}.\nWhat to do: {rule.advice}.{smallest}",
         rule.name,
         inputs,
     )

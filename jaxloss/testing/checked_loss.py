@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -24,19 +26,28 @@ MakeInputs: TypeAlias = Callable[[np.random.Generator, int], Sequence[Any]]
 ROWS = 12
 """The size of the batches: it spreads evenly over 2, 3 and 4 devices."""
 REDUCTIONS = ("mean", "sum", "none")
-_AXIS = "devices"
+QUICK: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""`compiler_options` of `jax.jit` for CPUs: programs of a few runs compile faster.
+
+None if JAX's own switch asks for the code that users get.
+"""
+if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "0":
+    QUICK = None
+_AXES = ("devices", "cores")
 
 
 class Batch(NamedTuple):
     """The positional arguments of a loss, a mask and weights, in NumPy float64."""
 
-    args: tuple[np.ndarray, ...]
-    where: np.ndarray
-    sample_weights: np.ndarray
+    args: tuple[Any, ...]
+    where: Any
+    sample_weights: Any
+    numbers: Mapping[str, Any] = {}
+    """Hyperparameters that are traced."""
 
     @property
     def size(self) -> int:
-        return len(self.where)
+        return len(self.args[0])
 
     def with_arg(self, position: int, rows: Any, value: Any) -> Batch:
         """Replaces rows of an argument, or all of it with `slice(None)`."""
@@ -57,16 +68,16 @@ class Batch(NamedTuple):
 
 
 class Result(NamedTuple):
-    values: dict[str, np.ndarray]
-    """By reduction."""
-    gradients: tuple[np.ndarray, ...]
-    """Of all float arguments."""
+    """Values by reduction, and their gradients by reduction and by the name of what they are of."""
+
+    values: dict[str, Any]
+    gradients: dict[str, Any]
 
 
 class Broken(Exception):
-    """A rule is broken for this batch."""
+    """A rule is broken, for this batch."""
 
-    def __init__(self, found: str, batch: Batch):
+    def __init__(self, found: str, batch: Batch | None = None):
         super().__init__(found)
         self.found = found
         self.batch = batch
@@ -75,13 +86,11 @@ class Broken(Exception):
 class CheckedLoss:
     """A loss with its inputs, and the functions of it that are compiled once."""
 
-    reductions: tuple[str, ...] = REDUCTIONS
-    """Those that it does not refuse."""
-    terms: Literal["rows", "classes", "other"] | None = None
-    """What the elements of `"none"` are. None if it is refused."""
+    common: Sequence[str] = ("where", "sample_weights", "reduction", "axis_name")
 
-    def __init__(self, loss: Any, make_inputs: MakeInputs, reference: Any):
+    def __init__(self, loss: Any, make_inputs: MakeInputs, reference: Any, dtype: Any = np.float64):
         self.loss, self.make_inputs, self.reference = loss, make_inputs, reference
+        self.dtype = dtype
         function = loss
         while isinstance(function, functools.partial):
             function = function.func
@@ -100,14 +109,12 @@ class CheckedLoss:
             if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
         self.names = [names[k] if k < len(names) else f"argument {k}" for k in range(len(example))]
-        self._number_gradients = _jit(self._gradients_of_numbers)
-        self._evaluate = _jit(self._values_and_gradients)
-        self._mean = _jit(self._mean_and_gradients)
-        self._mean_of_stack = _jit(
-            jax.vmap(functools.partial(self._mean_and_gradients, saved=True))
+        self._evaluate = _jit(self.values_and_gradients, static_argnames="reductions")
+        self._of_stack = _jit(
+            jax.vmap(functools.partial(self.values_and_gradients, transform=jax.checkpoint))
         )
         self._second = _jit(self._second_derivatives)
-        self._spread: dict[bool, Any] = {}
+        self._spread: dict[Any, Any] = {}
 
     def batch(self, rng: np.random.Generator, n: int) -> Batch:
         """Random rows, all of which count, with weights of 1."""
@@ -125,164 +132,187 @@ class CheckedLoss:
         ]
         return Batch(tuple(wide), np.ones(n, bool), np.ones(n))
 
-    def merge(self, args: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        merged = list(args)
-        for position, value in zip(self.differentiable, values, strict=True):
-            merged[position] = value
-        return merged
+    def shape_of(self, reduction: str, batch: Batch) -> Any:
+        """What the loss returns, or the error that it raises."""
+        try:
+            with x64(True):
+                return jax.eval_shape(functools.partial(self.call, reduction=reduction), batch)
+        except Exception as error:
+            return error
 
-    def values_of(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(args[k] for k in self.differentiable)
+    @functools.cached_property
+    def terms(self) -> Literal["rows", "classes", "other"] | None:
+        """What the elements of `"none"` are. None if it is refused."""
+        batch = self.batch(np.random.default_rng(0), ROWS)
+        found = self.shape_of("none", batch)
+        if isinstance(found, Exception):
+            return None
+        if found.shape == (ROWS,):
+            return "rows"
+        of_classes = self.kind == "targets" and found.shape == batch.args[1].shape[1:]
+        return "classes" if of_classes else "other"
+
+    @functools.cached_property
+    def reductions(self) -> tuple[str, ...]:
+        """Those that can be compared."""
+        return REDUCTIONS if self.terms in ("rows", "classes") else REDUCTIONS[:2]
+
+    def leaves_of(self, batch: Batch) -> dict[str, Any]:
+        """All that is differentiated, by its name."""
+        leaves = {self.names[k]: batch.args[k] for k in self.differentiable}
+        if batch.sample_weights is not None:
+            leaves["sample_weights"] = batch.sample_weights
+        return {**leaves, **batch.numbers}
+
+    def with_leaves(self, batch: Batch, leaves: Mapping[str, Any]) -> Batch:
+        args = tuple(leaves.get(name, a) for name, a in zip(self.names, batch.args, strict=True))
+        numbers = {name: leaves[name] for name in batch.numbers}
+        return Batch(args, batch.where, leaves.get("sample_weights"), numbers)
 
     # Traced functions ----
 
-    def _values_and_gradients(
+    def call(self, batch: Batch, **options: Any) -> Any:
+        args, where, sample_weights, numbers = batch
+        return self.loss(*args, where=where, sample_weights=sample_weights, **numbers, **options)
+
+    def values_and_gradients(
         self,
-        args: Any,
-        where: Any,
-        sample_weights: Any,
-        factors: Any,
-        axis_name: Any = None,
-        own_rows: Callable[[Any], Any] = lambda rows: rows,
-    ) -> Any:
-        """Every reduction, and the gradient of their sum with the given factors.
+        batch: Batch,
+        cotangent: Any = None,
+        *,
+        reductions: Sequence[str] = ("mean",),
+        own: Callable[[Batch], Batch] = lambda batch: batch,
+        transform: Callable[[Any], Any] = lambda loss: loss,
+        **options: Any,
+    ) -> Result:
+        """Values, and gradients by all leaves; that of `"none"` needs a cotangent."""
 
-        The factors are arrays, so that one program has the gradient of every reduction.
-        """
-        common = {"where": where, "sample_weights": sample_weights}
-        common |= {} if axis_name is None else {"axis_name": axis_name}
+        def loss(leaves, reduction):
+            value = self.call(own(self.with_leaves(batch, leaves)), reduction=reduction, **options)
+            if reduction != "none" or cotangent is None:
+                return jnp.sum(value), value
+            return jnp.sum(value * cotangent.astype(value.dtype)), value
 
-        def total(values):
-            merged = self.merge(args, values)
-            for k in self.row_positions:
-                merged[k] = own_rows(merged[k])
-            results = {
-                reduction: self.loss(*merged, reduction=reduction, **common)
-                for reduction in self.reductions
-            }
-            terms = [
-                jnp.sum(factors[reduction] * results[reduction].astype(np.float64))
-                for reduction in self.reductions
-                if reduction in factors
-            ]
-            return functools.reduce(jnp.add, terms), results
+        values, gradients, leaves = {}, {}, self.leaves_of(batch)
+        for reduction in reductions:
+            of_leaves = transform(functools.partial(loss, reduction=reduction))
+            if reduction == "none" and cotangent is None:
+                values[reduction] = of_leaves(leaves)[1]
+            else:
+                found = jax.grad(of_leaves, has_aux=True)(leaves)
+                gradients[reduction], values[reduction] = found
+        return Result(values, gradients)
 
-        (_, results), gradients = jax.value_and_grad(total, has_aux=True)(self.values_of(args))
-        return results, gradients
+    def on_a_device(self, batch: Batch, axes: Any, reductions: Sequence[str]) -> Result:
+        """Of rows that are spread: labels and mask are those of a device.
 
-    def _mean_and_gradients(self, args: Any, common: Any, saved: bool = False) -> Any:
-        def mean(values):
-            return self.loss(*self.merge(args, values), **common)
-
-        return jax.value_and_grad(jax.checkpoint(mean) if saved else mean)(self.values_of(args))
-
-    def _second_derivatives(self, args: Any, where: Any, direction: Any) -> Any:
-        """The Hessian of the mean times a direction, forward over reverse and reverse twice."""
-
-        def gradient(values):
-            return jax.grad(lambda v: self.loss(*self.merge(args, v), where=where))(values)
-
-        def slope(values):
-            products = [jnp.sum(g * d) for g, d in zip(gradient(values), direction, strict=True)]
-            return functools.reduce(jnp.add, products)
-
-        values = self.values_of(args)
-        return jax.jvp(gradient, (values,), (direction,))[1], jax.grad(slope)(values)
-
-    def _gradients_of_numbers(
-        self, numbers: Any, args: Any, where: Any, sample_weights: Any, **axis: Any
-    ) -> Any:
-        """The gradient of the mean by the hyperparameters."""
-
-        def mean(numbers):
-            return self.loss(*args, where=where, sample_weights=sample_weights, **axis, **numbers)
-
-        return jax.grad(mean)(numbers)
-
-    def _on_devices(self, mesh: Any, check_vma: bool) -> Any:
-        """`_values_and_gradients` of rows that are spread, with the results of every device.
-
-        All rows are a replicated parameter, of which a device takes its own. So the mean of the
-        gradients over the devices is the gradient of the rows on one device.
+        Rows and weights are a replicated parameter, of which a device takes its own. So the mean of
+        the gradients over the devices is the gradient of the rows on one device.
         """
 
-        def run(args, where, sample_weights, factors):
-            def own_rows(rows):
-                first = lax.axis_index(_AXIS) * len(where)
-                return lax.dynamic_slice_in_dim(rows, first, len(where))
+        def own_rows(rows):
+            size = len(rows) // lax.axis_size(axes)
+            return lax.dynamic_slice_in_dim(rows, lax.axis_index(axes) * size, size)
 
-            results, gradients = self._values_and_gradients(
-                args, where, sample_weights, factors, _AXIS, own_rows
-            )
-            gradients = lax.pmean(gradients, _AXIS)
-            outputs = (results, gradients)
-            return outputs if check_vma else jax.tree.map(lambda x: x[None], outputs)
+        def own(full):
+            args = [own_rows(a) if k in self.row_positions else a for k, a in enumerate(full.args)]
+            weights = jax.tree.map(own_rows, full.sample_weights)
+            return full._replace(args=tuple(args), sample_weights=weights)
 
-        labels = P() if self.kind == "views" else P(_AXIS)
-        arguments = [labels if k == 1 else P() for k in range(len(self.names))]
-        outputs: Any = (dict.fromkeys(self.reductions, P()), P())
-        if self.terms == "rows":
-            outputs[0]["none"] = P(_AXIS)
+        values, gradients = self.values_and_gradients(
+            batch, reductions=reductions, own=own, axis_name=axes
+        )
+        return Result(values, lax.pmean(gradients, axes))
+
+    def _on_devices(self, shape: Sequence[int], check_vma: bool, reductions: Sequence[str]) -> Any:
+        axes = _AXES[: len(shape)]
+
+        def run(batch):
+            results = self.on_a_device(batch, axes, reductions)
+            return results if check_vma else jax.tree.map(lambda x: x[None], results)
+
+        values = dict.fromkeys(reductions, P())
+        if self.terms == "rows" and "none" in values:
+            values["none"] = P(axes)
+        labels = P() if self.kind == "views" else P(axes)
+        args: Any = tuple(labels if k == 1 else P() for k in range(len(self.names)))
+        batch: Any = Batch(args, P(axes), P(), P())  # pyright: ignore[reportArgumentType]
+        devices = jax.devices()[: math.prod(shape)]
+        kinds = (AxisType.Auto,) * len(axes)
         return _jit(
             jax.shard_map(
                 run,
-                mesh=mesh,
-                in_specs=(tuple(arguments), P(_AXIS), P(_AXIS), P()),
-                out_specs=outputs if check_vma else P(_AXIS),
+                mesh=jax.make_mesh(tuple(shape), axes, axis_types=kinds, devices=devices),
+                in_specs=(batch,),
+                out_specs=Result(values, P()) if check_vma else P(axes),  # pyright: ignore
                 check_vma=check_vma,
             )
         )
 
-    @functools.cached_property
-    def _numbers_on_devices(self) -> Any:
-        def run(*arguments):
-            return lax.pmean(self._gradients_of_numbers(*arguments, axis_name=_AXIS), _AXIS)
+    def _second_derivatives(self, batch: Batch, direction: Any) -> Any:
+        """The Hessian of the mean times a direction, forward over reverse and reverse twice."""
 
-        rows = {1, *self.row_positions}
-        args = tuple(P(_AXIS) if k in rows else P() for k in range(len(self.names)))
-        specs = (P(), args, P(_AXIS), P(_AXIS))
-        # They are the same on all devices, and `check_vma` is a rule of its own.
-        return _jit(
-            jax.shard_map(run, mesh=_mesh(), in_specs=specs, out_specs=P(), check_vma=False)
-        )
+        def gradient(leaves):
+            return self.values_and_gradients(self.with_leaves(batch, leaves)).gradients["mean"]
+
+        def slope(leaves):
+            products = jax.tree.map(lambda g, d: jnp.sum(g * d), gradient(leaves), direction)
+            return functools.reduce(jnp.add, products.values())
+
+        leaves = self.leaves_of(batch)
+        return jax.jvp(gradient, (leaves,), (direction,))[1], jax.grad(slope)(leaves)
 
     # Calls with NumPy arrays ----
 
-    def evaluate(self, batch: Batch, **factors: Any) -> Result:
-        """Values, and the gradient of the mean, or of the reductions with these factors."""
-        with x64(True), _errors(batch):
-            results = self._evaluate(*batch, self.factors(batch, factors or {"mean": 1.0}))
-            return Result(*jax.tree.map(np.asarray, results))
-
-    def factors(self, batch: Batch, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        shapes = {"rows": (batch.size,), "classes": batch.args[1].shape[1:]}
-        shape = shapes.get(self.terms or "", ())
-        return {
-            reduction: np.broadcast_to(
-                np.asarray(given.get(reduction, 0.0), np.float64),
-                shape if reduction == "none" else (),
-            )
-            for reduction in self.reductions
-        }
-
-    def mean(self, batch: Batch, args: Any, dtype: Any = np.float64, **common: Any) -> Any:
-        """The mean and its gradient, of arguments in another dtype or with fewer rows."""
-        cast = [a.astype(dtype) if k in self.differentiable else a for k, a in enumerate(args)]
+    def evaluate(
+        self,
+        batch: Batch,
+        reductions: Sequence[str] | None = None,
+        cotangent: Any = None,
+        dtype: Any = None,
+    ) -> Result:
+        """Values and gradients, by default of all reductions, and of the sum of the terms."""
+        reductions = tuple(self.reductions if reductions is None else reductions)
+        if "none" not in reductions:
+            cotangent = None
+        elif cotangent is None:
+            cotangent = np.ones(batch.size if self.terms == "rows" else batch.args[1].shape[1])
+        dtype = jnp.dtype(self.dtype if dtype is None else dtype)
         with x64(dtype == np.float64), _errors(batch):
-            return jax.tree.map(np.asarray, self._mean(tuple(cast), common))
+            results = self._evaluate(self.cast(batch, dtype), cotangent, reductions=reductions)
+            return jax.tree.map(np.asarray, results)
 
-    def mean_of_stack(self, batches: Sequence[Batch]) -> Any:
-        args = tuple(np.stack(a) for a in zip(*(b.args for b in batches), strict=True))
-        common = {"where": np.stack([b.where for b in batches])}
+    def cast(self, batch: Batch, dtype: Any) -> Batch:
+        """Rows and shared arrays in the dtype; weights and hyperparameters in float32 or wider."""
+        args = (
+            a.astype(dtype) if k in self.differentiable else a for k, a in enumerate(batch.args)
+        )
+        wide = np.float64 if dtype == np.float64 else np.float32
+        weights, numbers = jax.tree.map(
+            lambda x: np.asarray(x, wide), (batch.sample_weights, dict(batch.numbers))
+        )
+        return Batch(tuple(args), batch.where, weights, numbers)
+
+    def rounded(self, batch: Batch, dtype: Any = None) -> Batch:
+        """With numbers of the dtype."""
+        dtype = jnp.dtype(self.dtype if dtype is None else dtype)
+        return jax.tree.map(
+            lambda x: x.astype(np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+            self.cast(batch, dtype),
+        )
+
+    def of_stack(self, batches: Sequence[Batch]) -> Result:
+        """The mean of several batches, by `jax.vmap`."""
+        stack = jax.tree.map(lambda *arrays: np.stack(arrays), *batches)
         with x64(True), _errors(batches[0]):
-            return jax.tree.map(np.asarray, self._mean_of_stack(args, common))
+            return jax.tree.map(np.asarray, self._of_stack(stack))
 
     def second_derivatives(self, batch: Batch, direction: Any) -> Any:
         with x64(True), _errors(batch):
-            return jax.tree.map(np.asarray, self._second(batch.args, batch.where, tuple(direction)))
+            return jax.tree.map(np.asarray, self._second(batch, direction))
 
     @functools.cached_property
-    def numbers(self) -> dict[str, np.float64]:
+    def numbers(self) -> dict[str, Any]:
         """The hyperparameters: keyword-only arguments with a float default that can be traced.
 
         A loss may choose its formula by a Python number, or refuse an option.
@@ -292,33 +322,31 @@ class CheckedLoss:
             if p.kind is p.KEYWORD_ONLY and type(p.default) is float:
                 number = {p.name: np.float64(p.default)}
                 with x64(True), suppress(Exception):
-                    jax.eval_shape(self._gradients_of_numbers, number, *batch)
+                    jax.eval_shape(self.values_and_gradients, batch._replace(numbers=number))
                     found |= number
         return found
 
-    def number_gradients(self, batch: Batch, devices: bool = False) -> dict[str, np.ndarray]:
-        """The gradient of the mean by the hyperparameters, all at once."""
-        if not self.numbers:
-            return {}
-        run = self._numbers_on_devices if devices else self._number_gradients
-        with x64(True), _errors(batch):
-            return jax.tree.map(np.asarray, run(self.numbers, *batch))
-
-    def on_devices(self, batch: Batch, check_vma: bool, **factors: Any) -> list[Result]:
+    def on_devices(
+        self,
+        batch: Batch,
+        check_vma: bool = True,
+        reductions: Sequence[str] | None = None,
+        shape: Sequence[int] = (),
+    ) -> list[Result]:
         """The results of every device; a single one with `check_vma`, where they are the same."""
-        size = num_devices()
-        if check_vma not in self._spread:
-            self._spread[check_vma] = self._on_devices(_mesh(), check_vma)
-        weights = {reduction: np.float64(factor) for reduction, factor in factors.items()}
+        shape = tuple(shape) or (num_devices(),)
+        key = shape, check_vma, tuple(self.reductions if reductions is None else reductions)
+        if key not in self._spread:
+            self._spread[key] = self._on_devices(*key)
         with x64(True), _errors(batch):
-            results = self._spread[check_vma](*batch, weights)
-            values, gradients = jax.tree.map(np.asarray, results)
+            results = jax.tree.map(np.asarray, self._spread[key](batch))
         if check_vma:
-            return [Result(values, gradients)]
-        if self.terms == "rows":  # Each device has those of its rows.
-            values["none"] = np.broadcast_to(values["none"].reshape(1, -1), (size, batch.size))
-        every = [jax.tree.map(lambda x, k=k: x[k], (values, gradients)) for k in range(size)]
-        return [Result(*result) for result in every]
+            return [results]
+        size = math.prod(shape)
+        if self.terms == "rows" and "none" in results.values:  # Each device has those of its rows.
+            terms = results.values["none"].reshape(1, -1)
+            results.values["none"] = np.broadcast_to(terms, (size, batch.size))
+        return [jax.tree.map(lambda x, k=k: x[k], results) for k in range(size)]
 
 
 # The former since JAX 0.8.
@@ -348,22 +376,14 @@ def _narrow(n: int, array: np.ndarray) -> np.ndarray:
     return narrow
 
 
-def _jit(function: Callable[..., Any]) -> Any:
-    # On a CPU, the programs are run a few times, and compile in two thirds of the time.
-    quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    return jax.jit(function, compiler_options=quick if jax.default_backend() == "cpu" else None)
+def _jit(function: Callable[..., Any], **options: Any) -> Any:
+    quick = QUICK if jax.default_backend() == "cpu" else None
+    return jax.jit(function, compiler_options=quick, **options)
 
 
 def num_devices() -> int:
     """The most devices over which the batches spread evenly."""
     return max(size for size in (1, 2, 3, 4) if size <= jax.device_count())
-
-
-def _mesh() -> Any:
-    size = num_devices()
-    return jax.make_mesh(
-        (size,), (_AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:size]
-    )
 
 
 @contextmanager
@@ -400,7 +420,7 @@ def check_finite(what: str, result: Result, batch: Batch) -> None:
     for reduction, value in result.values.items():
         if not np.all(np.isfinite(value)):
             raise Broken(f'{what} the "{reduction}" is {text(value)}', batch)
-    for gradient in result.gradients:
+    for gradient in jax.tree.leaves(result.gradients):
         if not np.all(np.isfinite(gradient)):
             raise Broken(f"{what} the value is finite, but the gradient is {text(gradient)}", batch)
 

@@ -18,20 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.jaxloss import harness
-from tests.jaxloss.loss_table import LOSSES, VARIANTS, LossRow
+from tests.jaxloss.loss_table import EVERY_LOSS, LossRow
 
 FILE = Path(__file__).parents[2] / "docs" / "pytorch_differences.csv"
 
-# These have no labels, and so no plain row.
-WITHOUT_LABELS = (
-    "info_nce",
-    "sigmoid_contrastive",
-    "vicreg_of_one_batch",
-    "barlow_twins_of_one_batch",
-    "koleo",
-)
-ROWS = (*LOSSES, *(row for row in VARIANTS if row.name in WITHOUT_LABELS))
-"""Each public loss once, with its plainest options."""
+ROWS = EVERY_LOSS
 
 
 class Difference(NamedTuple):

@@ -8,7 +8,7 @@ import jax
 import jaxtyping
 import pytest
 
-from tests.jaxloss.loss_table import RARELY_TESTED, VARIANTS, FunctionRow
+from tests.jaxloss.loss_table import VARIANTS, FunctionRow
 
 # The doctest collector imports every file. `make quick` has no PyTorch.
 _NEEDS = {"torch_references.py": "torch", "peers.py": "pytorch_metric_learning"}
@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(row.name))
             if row in VARIANTS:
                 item.add_marker(pytest.mark.slow)
-            if row.name in RARELY_TESTED:
+            if getattr(row, "rare", False):
                 item.add_marker(pytest.mark.long)
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.slow)

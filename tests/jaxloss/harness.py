@@ -1,10 +1,9 @@
-"""Evaluates a row of the loss table: every reduction with gradients, in one compiled function."""
+"""What tests of several files share: rows of the loss table as checked losses, and programs."""
 
 import contextlib
 import inspect
-import os
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache, wraps
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,22 +15,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from jaxloss.testing.checked_loss import Batch
-from tests.jaxloss.loss_table import FunctionRow, LossRow
+from jaxloss.testing.checked_loss import QUICK, Batch, CheckedLoss, magnitude, x64
+from tests.jaxloss.loss_table import FunctionRow, LossRow, sample_margins
 
-QUICK: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""`compiler_options` of `jax.jit` that compile in two thirds of the time.
+__all__ = ["QUICK", "Batch", "enable_x64", "magnitude"]
 
-For tests of transformations, which compare their results with those of `evaluate`. None where the
-code that users get is tested.
-"""
-if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "0":
-    QUICK = None
-
-
-# The former since JAX 0.8.
-x64: Any = jax if hasattr(jax, "enable_x64") else jax.experimental  # pyright: ignore
-enable_x64 = x64.enable_x64
+enable_x64 = x64
 
 
 @contextlib.contextmanager
@@ -70,20 +59,47 @@ def over(
     )
 
 
+# A row as a checked loss ----
+
+
+def checked(row: LossRow, dtype: Any = np.float64) -> CheckedLoss:
+    """Its programs are compiled once for all tests of a process.
+
+    All reductions of the row are compared in float64 or if they are its own, and else the mean.
+    """
+    return _checked(row, jnp.dtype(dtype))
+
+
+@cache
+def _checked(row: LossRow, dtype: Any) -> CheckedLoss:
+    @wraps(row.function)
+    def function(*args, **options):
+        return row.function(*args, **{**row.kwargs, **options})
+
+    def make_inputs(rng, n):
+        return row.make_inputs(rng, n, np.float64)
+
+    # In PyTorch, it has the gradients of a loss with a stop-gradient.
+    reference = row.torch_reference if row.constant else None
+    loss = CheckedLoss(function, make_inputs, reference, dtype)
+    every = dtype == np.float64 or row.has_own_reduction
+    loss.reductions = row.reductions if every else ("mean",)
+    return loss
+
+
 def default(row: LossRow, name: str):
     return row.kwargs.get(name, inspect.signature(row.function).parameters[name].default)
 
 
 def numbers_of(row: LossRow) -> dict[str, np.ndarray]:
     """The hyperparameters that may be traced: numbers, and margins of classes and of samples."""
-    parameters = inspect.signature(row.function).parameters
-    every = {name: default(row, name) for name in parameters}
+    every = {name: default(row, name) for name in inspect.signature(row.function).parameters}
     numbers = {
         name: np.asarray(value, np.float64)
         for name, value in every.items()
         if isinstance(value, float | jax.Array) and np.asarray(value).dtype.kind == "f"
     }
-    if "sample_margin" in parameters and "sample_margins" not in row.name:  # Which has its own.
+    if "sample_margin" in every and row.adapt is not sample_margins:  # Which has its own.
         numbers["sample_margin"] = np.linspace(-0.2, 0.3, 12)
     if np.all(numbers.get("angular_margin", 1) == 0):  # Where it ends.
         numbers["angular_margin"] = np.asarray(0.3)
@@ -95,8 +111,7 @@ def numbers_of(row: LossRow) -> dict[str, np.ndarray]:
 def make_batch(row: LossRow, seed: int = 0, n: int = 12, masked: bool = True) -> Batch:
     """Random inputs; with `masked`, some rows are masked, some ignored, and the weights differ."""
     rng = np.random.default_rng(seed)
-    args = row.make_inputs(rng, n, np.float64)
-    batch = Batch(args, np.ones(n, bool), np.ones(n))
+    batch = Batch(row.make_inputs(rng, n, np.float64), np.ones(n, bool), np.ones(n))
     if not masked:
         return batch
     batch = batch.with_mask(rng.choice(n, max(1, n // 5), replace=False))
@@ -134,36 +149,8 @@ def rounded(args: Sequence[np.ndarray], differentiable: Sequence[int], dtype: An
 
 
 def merge(args: tuple, differentiable: Sequence[int], values: Sequence) -> tuple:
-    merged = list(args)
-    for k, value in zip(differentiable, values, strict=True):
-        merged[k] = value
-    return tuple(merged)
-
-
-@cache
-def evaluator(row: LossRow, reductions: tuple[str, ...]):
-    """The jitted `(args, where, sample_weights, cotangent)` to the results of `evaluate`."""
-
-    def run(args, where, sample_weights, cotangent):
-        def loss(leaves, reduction):
-            *values, weights = leaves
-            return row.function(
-                *merge(args, row.differentiable, values),
-                where=where,
-                sample_weights=weights,
-                reduction=reduction,
-                **row.kwargs,
-            )
-
-        leaves = (*(args[k] for k in row.differentiable), sample_weights)
-        results = {}
-        for reduction in reductions:
-            value, pull_back = jax.vjp(partial(loss, reduction=reduction), leaves)
-            seed = cotangent if reduction == "none" else jnp.ones_like(value)
-            results[reduction], (results[f"{reduction}_grad"],) = value, pull_back(seed)
-        return results
-
-    return jax.jit(run)
+    new = dict(zip(differentiable, values, strict=True))
+    return tuple(new.get(k, a) for k, a in enumerate(args))
 
 
 def evaluate(
@@ -175,41 +162,26 @@ def evaluate(
 ) -> dict[str, Any]:
     """Values and gradients (of the differentiable arguments, then of the sample weights) as NumPy.
 
-    The keys are the reductions, and these with "_grad"; "none_grad" is for the cotangent. By
-    default, they are all of the row in float64 or if they are its own, and else the mean. Values
+    The keys are the reductions, and these with "_grad"; "none_grad" is for the cotangent. Values
     and gradients of weights are float32 or wider, those of an argument have its dtype.
     """
-    if not reductions:
-        every = jnp.dtype(dtype) == np.float64 or row.has_own_reduction
-        reductions = row.reductions if every else ("mean",)
-    wide = np.float64 if jnp.dtype(dtype) == np.float64 else np.float32
+    loss = checked(row, dtype)
     cotangent = cotangent_of(row, batch) if cotangent is None else cotangent
-    with precision(dtype):
-        results = evaluator(row, reductions)(
-            cast(batch.args, row.differentiable, dtype),
-            *jax.device_put(
-                (
-                    batch.where,
-                    batch.sample_weights.astype(wide),
-                    cotangent.astype(wide),
-                )
-            ),
-        )
-        results = jax.tree.map(np.asarray, results)
-    for reduction in reductions:
-        assert results[reduction].dtype == wide
-        *grads, of_weights = results[f"{reduction}_grad"]
-        assert of_weights.dtype == wide
-        assert all(gradient.dtype == jnp.dtype(dtype) for gradient in grads)
+    values, gradients = loss.evaluate(batch, reductions or None, cotangent)
+    names = [*(loss.names[k] for k in loss.differentiable), "sample_weights"]
+    wide = np.float64 if loss.dtype == np.float64 else np.float32
+    results: dict[str, Any] = dict(values)
+    for reduction, found in gradients.items():
+        results[f"{reduction}_grad"] = tuple(found[name] for name in names)
+        assert values[reduction].dtype == found["sample_weights"].dtype == wide
     return results
 
 
-def reference_values(row: LossRow, batch: Batch) -> dict[str, Any]:
+def reference_values(row: LossRow, batch: Batch, reductions: Sequence[str] = ()) -> dict[str, Any]:
+    masks = {"where": batch.where, "sample_weights": batch.sample_weights}
     return {
-        reduction: row.reference(
-            *batch.args, where=batch.where, sample_weights=batch.sample_weights, reduction=reduction
-        )
-        for reduction in row.reductions
+        reduction: row.reference(*batch.args, **masks, reduction=reduction, **batch.numbers)
+        for reduction in reductions or row.reductions
     }
 
 
@@ -242,7 +214,6 @@ def check_against_references(
     dtype: Any,
     values: tuple[float, float],
     by_array: float,
-    smooth: bool = True,
 ) -> None:
     """With relative and absolute tolerances of the values.
 
@@ -254,34 +225,9 @@ def check_against_references(
     for reduction in reductions:
         np.testing.assert_allclose(got[reduction], expected[reduction], *values)
     by_torch = torch_values(row, batch, reductions)
-    if by_torch is None and smooth and jnp.dtype(dtype) == np.float64:
-        check_slope(row, batch, got["mean_grad"])
     if by_torch is not None:
         chex.assert_trees_all_equal_shapes(got, by_torch)
         assert_close(got, by_torch, by_array)
-
-
-def check_slope(row: LossRow, batch: Batch, gradients: Any) -> None:
-    """Where there is no PyTorch: the slope of the mean along a direction, by the slow reference."""
-    rng, step = np.random.default_rng(40), 1e-6
-    directions = {k: rng.normal(size=batch.args[k].shape) for k in row.differentiable}
-    directions = {k: 0 * d if k in row.constant else d for k, d in directions.items()}
-
-    def value(sign: int) -> Any:
-        args = [*batch.args]
-        for k, direction in directions.items():
-            args[k] = args[k] + sign * step * direction
-        masks = {"where": batch.where, "sample_weights": batch.sample_weights}
-        return row.reference(*args, **masks, reduction="mean")
-
-    pairs = zip(row.differentiable, gradients, strict=False)
-    slope = sum(float(np.sum(gradient * directions[k])) for k, gradient in pairs)
-    expected = (value(1) - value(-1)) / (2 * step)
-    np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-6)
-
-
-def magnitude(tree: Any) -> float:
-    return max(float(np.max(np.abs(x), initial=0.0)) for x in jax.tree.leaves(tree))
 
 
 def assert_close(got: Any, expected: Any, tolerance: float) -> None:
@@ -293,6 +239,9 @@ def assert_close(got: Any, expected: Any, tolerance: float) -> None:
 
 def finite(tree: Any) -> bool:
     return all(bool(np.all(np.isfinite(np.asarray(x, np.float64)))) for x in jax.tree.leaves(tree))
+
+
+# Meshes and programs ----
 
 
 P = PartitionSpec

@@ -1,10 +1,12 @@
 """One row per public loss, and one per public function of features and a classifier.
 
 Everything in `test_contract.py` and `test_devices.py` runs over every row: a new loss is tested by
-adding it here. `LOSSES` holds each public loss once with its plainest options; `VARIANTS` further
-options of the same losses.
+adding it here. `EVERY_LOSS` holds each public loss once with its plainest options: `LOSSES` those
+of labels, and `WITHOUT_LABELS` those of two towers or views. `VARIANTS` has further options of
+them. What a test must know of a loss is a field of its row.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -23,6 +25,16 @@ ASSIGNMENT = np.array([4, 1, 5, 0], np.int32)
 LENGTHS = np.array([0.5, 1.25, 2.0, 0.75])
 
 
+def formula(module: Any, file: str, name: str) -> Any:
+    """A function of a module of references."""
+    if not hasattr(module, name):
+        raise LookupError(
+            f"tests/jaxloss/{file}.py has no `{name}`: add the formula there, as the section "
+            '"Add a loss" of CONTRIBUTING.md shows'
+        )
+    return getattr(module, name)
+
+
 def from_torch(name: str, adapt: Callable[..., Any] | None = None, **fixed: Any) -> Any:
     """A function of `torch_references`, which is imported by the first call.
 
@@ -33,7 +45,7 @@ def from_torch(name: str, adapt: Callable[..., Any] | None = None, **fixed: Any)
         torch = pytest.importorskip("torch")
         from tests.jaxloss import torch_references
 
-        function = getattr(torch_references, name)
+        function = formula(torch_references, "torch_references", name)
         function = function if adapt is None else adapt(function, torch)
         return function(*args, **{**fixed, **options})
 
@@ -67,23 +79,48 @@ class LossRow(FunctionRow):
 
     kind: Kind
     """The kind of positional arguments. "targets" means logits with multi-label targets."""
+    adapt: Callable[..., Any] | None = None
+    """Makes it a loss of features and labels, if it has other arguments."""
     is_variant: bool = False
     multi_hot: bool = False
     terms: Literal["samples", "classes"] | None = "samples"
     """The axis of the result of `reduction="none"`; None if the loss does not support it."""
-    needs_positives: bool = False
-    """Whether the loss is undefined for a sample without another sample of its class."""
+    weighs_terms: bool = False
+    """Whether its mean is not that of the terms of `reduction="none"`, weighted by the samples."""
+    weighs_inside: bool = False
+    """Whether the weights are inside of the logarithms of its terms."""
     degree: int = 0
     """The power of the length of features with which similarities grow: 0 for cosines, 1 for
     distances, 2 for squared distances and inner products."""
-    constant: tuple[int, ...] = ()
-    """The positions that the loss also depends on through a stop-gradient. Finite differences along
-    them differ from the gradient."""
+    constant: tuple[int | str, ...] = ()
+    """The positions and names of arguments that the loss also depends on through a stop-gradient.
+    Finite differences along them differ from the gradient."""
+    one_of_a_kind: bool = False
+    """Whether it is an example for what the rooms below the formulas do alike for all losses."""
+    rare: bool = False
+    """Whether it differs from another variant in one option: `make long` tests it."""
+    magnitude: Callable[..., Any] | None = None
+    """The size of its terms in random trials, by the length of features and the hyperparameters.
+    By default, it follows from `degree`."""
+    enlarges: Callable[..., Any] = lambda numbers, args: 4.0
+    """How much the formula enlarges the roundings of its inputs."""
+    largest_scale: float = 1e9
+    """The largest scale of features in random trials."""
 
     @property
     def bounds_labels(self) -> bool:
         """Whether the loss has a number of classes, so that a label can be too large."""
         return "num_classes" in self.kwargs or (self.kind != "features" and not self.multi_hot)
+
+    @property
+    def compares_rows(self) -> bool:
+        """Whether a sample without weight is still a reference of the others."""
+        of_features = self.kind == "features" and self.terms is not None
+        return of_features or "metric_weight" in self.parameters
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.function).parameters
 
     @property
     def differentiable(self) -> tuple[int, ...]:
@@ -102,10 +139,7 @@ class LossRow(FunctionRow):
     @property
     def has_own_reduction(self) -> bool:
         """Whether the rows are not simply weighted and added; then every dtype is tested."""
-        return self.name in (
-            *("class_wise", "two_way", "proxy_anchor", "triplet", "triplet_in_tiles"),
-            *("triplet_all_in_blocks", "vicreg_of_one_batch", "barlow_twins_of_one_batch"),
-        )
+        return self.weighs_terms or self.terms != "samples"
 
     @property
     def takes_logits(self) -> bool:
@@ -323,7 +357,8 @@ def loss_row(
     `kwargs` are hyperparameters of all three; `own`, `numpy` and `torch` of one of them.
     """
     shared, loss_name = dict(kwargs or {}), f"{loss}_loss"
-    function, reference = getattr(jaxloss, loss_name), getattr(references, loss_name)
+    function = getattr(jaxloss, loss_name)
+    reference = formula(references, "references", loss_name)
     if adapt is not None:
         function, reference = adapt(function), adapt(reference, np)
     if kind == "targets":
@@ -333,6 +368,7 @@ def loss_row(
         is_variant=bool(name),
         function=function,
         kind=kind,
+        adapt=adapt,
         make_inputs=make_inputs or INPUTS[kind],
         reference=partial(reference, **shared, **(numpy or {})),
         torch_reference=from_torch(loss_name, adapt, **shared, **(torch or {})),
@@ -363,40 +399,94 @@ MULTI_SIMILARITY = {
     "mining_margin": (-0.1,),
 }
 CLASSIFIER = {"label_smoothing": (-0.1, 1.0), "similarity": ("l2",)}
-of_pairs = partial(loss_row, kind="features", needs_positives=True)
-
 LOSSES = (
-    loss_row("softmax", "logits", invalid={"label_smoothing": (-0.1, 1.0, 1.5)}),
+    loss_row(
+        "softmax", "logits", one_of_a_kind=True, invalid={"label_smoothing": (-0.1, 1.0, 1.5)}
+    ),
     loss_row("sigmoid", "logits"),
     loss_row(
         "margin_softmax", "logits", kwargs={"margin": -0.3, "scale": 1.7}, invalid=SCALE | ANGLE
     ),
-    of_pairs("nca", degree=2, invalid=TEMPERATURE | BLOCKS),
-    of_pairs("prototypical", degree=2, invalid=TEMPERATURE | BLOCKS | {"num_classes": (0,)}),
-    of_pairs(
-        "supervised_contrastive", invalid=TEMPERATURE | BLOCKS | {"denominator": ("positives",)}
+    loss_row("nca", "features", degree=2, one_of_a_kind=True, invalid=TEMPERATURE | BLOCKS),
+    loss_row(
+        "prototypical",
+        "features",
+        degree=2,
+        one_of_a_kind=True,
+        invalid=TEMPERATURE | BLOCKS | {"num_classes": (0,)},
+    ),
+    loss_row(
+        "supervised_contrastive",
+        "features",
+        invalid=TEMPERATURE | BLOCKS | {"denominator": ("positives",)},
     ),
     loss_row("multi_similarity", "features", invalid=MULTI_SIMILARITY | BLOCKS),
-    of_pairs("circle", kwargs={"margin": 0.3, "scale": 6.0}, constant=(0,), invalid=SCALE | BLOCKS),
-    of_pairs("triplet", invalid=MINING | BLOCKS),
+    loss_row(
+        "circle",
+        "features",
+        kwargs={"margin": 0.3, "scale": 6.0},
+        constant=(0, "margin"),
+        magnitude=lambda length, numbers: (4 + numbers["margin"]) ** 2,
+        invalid=SCALE | BLOCKS,
+    ),
+    loss_row("triplet", "features", weighs_terms=True, invalid=MINING | BLOCKS),
     loss_row("sum", "classifier"),
-    loss_row("direct_sum", "classifier", invalid={"epsilon": (-1e-3,)}),
-    loss_row("spectral_sum", "classifier", invalid={"power": (-0.1,)}),
+    loss_row(
+        "direct_sum",
+        "classifier",
+        one_of_a_kind=True,
+        enlarges=lambda numbers, args: (
+            4 * (1 + np.linalg.norm(args[2], 2) ** 2 / numbers["epsilon"])
+        ),
+        invalid={"epsilon": (-1e-3,)},
+    ),
+    loss_row(
+        "spectral_sum",
+        "classifier",
+        enlarges=lambda numbers, args: 16.0,
+        invalid={"power": (-0.1,)},
+    ),
     loss_row("group_softmax", "classifier", kwargs={"num_groups": 3}, invalid=GROUPS),
-    loss_row("prototype", "prototypes"),
-    loss_row("dot_regression", "prototypes", constant=(0,)),
+    loss_row("prototype", "prototypes", one_of_a_kind=True),
+    loss_row("dot_regression", "prototypes", degree=1, constant=(0,)),
     loss_row("sample_wise", "targets", invalid=TEMPERATURES),
-    loss_row("class_wise", "targets", terms="classes", invalid=TEMPERATURES),
+    loss_row(
+        "class_wise",
+        "targets",
+        terms="classes",
+        weighs_inside=True,
+        one_of_a_kind=True,
+        invalid=TEMPERATURES,
+    ),
     loss_row("two_way", "targets", terms=None, invalid=TEMPERATURES),
     loss_row("multilabel_softmax", "targets"),
     loss_row("asymmetric", "targets", invalid=FOCUS),
     loss_row("warp", "targets"),
     loss_row("robust_multilabel", "targets", invalid=RAMP),
-    loss_row("classifier", "classifier", invalid=SCALE | ANGLE | BLOCKS | CLASSIFIER),
-    loss_row("proxy_anchor", "proxies", terms=None, invalid=SCALE),
+    loss_row(
+        "classifier", "classifier", one_of_a_kind=True, invalid=SCALE | ANGLE | BLOCKS | CLASSIFIER
+    ),
+    loss_row("proxy_anchor", "proxies", terms=None, weighs_inside=True, invalid=SCALE),
     loss_row("proxy_nca", "proxies", invalid=TEMPERATURE),
 )
-PLAIN = {row.name: row for row in LOSSES}
+WITHOUT_LABELS = (
+    loss_row("info_nce", "features", adapt=paired, kwargs={"temperature": 0.3}),
+    loss_row("sigmoid_contrastive", "features", adapt=paired, kwargs={"further": True}),
+    loss_row("koleo", "features", adapt=alone),
+    loss_row(
+        "vicreg",
+        "features",
+        adapt=views,
+        terms=None,
+        magnitude=lambda length, numbers: (
+            (1 + length) ** 2 * (numbers["invariance"] + numbers["variance"]) + length**4
+        ),
+        largest_scale=1e4,  # Squared covariances are numbers of float32.
+    ),
+    loss_row("barlow_twins", "features", adapt=views, terms=None),
+)
+EVERY_LOSS = LOSSES + WITHOUT_LABELS
+PLAIN = {row.name: row for row in EVERY_LOSS}
 
 
 def variant(
@@ -410,42 +500,45 @@ def variant(
     torch: Mapping[str, Any] | None = None,
     make_inputs: Callable[..., Inputs] | None = None,
     multi_hot: bool = False,
-    constant: tuple[int, ...] = (),
+    constant: tuple[int | str, ...] = (),
+    one_of_a_kind: bool = False,
+    rare: bool = False,
     **options: Any,
 ) -> LossRow:
     """A loss with other options, which has the facts of its plain row.
 
-    Cosines of a classifier are without a bias, with the arguments of prototypes. A loss without
-    labels has no plain row, and `adapt`.
+    Cosines of a classifier are without a bias, with the arguments of prototypes.
     """
-    plain = PLAIN.get(loss)
-    kind: Kind = "features" if plain is None else plain.kind
+    plain = PLAIN[loss]
+    kind: Kind = plain.kind
     if options.get("similarity") == "cosine":
         kind = "prototypes"
-    if suffix.startswith("references"):
-        adapt = towers
     return loss_row(
         loss,
         kind,
-        name="_".join(filter(None, (loss, suffix))),
-        adapt=adapt,
+        name=f"{loss}_{suffix}",
+        adapt=towers if suffix.startswith("references") else adapt or plain.adapt,
         make_inputs=make_inputs,
         kwargs=options,
         own={**(own or {}), **({"block_size": block_size} if block_size else {})},
         numpy=numpy,
         torch=torch,
+        terms=plain.terms,
+        weighs_terms=plain.weighs_terms,
+        degree=plain.degree,
         multi_hot=multi_hot or kind == "targets",
-        terms=None if adapt is views else plain.terms if plain else "samples",
-        needs_positives=bool(plain and plain.needs_positives) and not (adapt or multi_hot),
-        degree=plain.degree if plain else 0,
-        constant=constant or (plain.constant if plain else ()),
+        constant=constant or plain.constant,
+        one_of_a_kind=one_of_a_kind,
+        rare=rare,
     )
 
 
-def with_and_without_blocks(name: str, **options: Any) -> tuple[LossRow, ...]:
+def with_and_without_blocks(
+    name: str, blocks: Mapping[str, Any] | None = None, **options: Any
+) -> tuple[LossRow, ...]:
     """Rows of `classifier_loss`. In blocks of 3 of the 4 classes, the smaller has one class."""
-    in_blocks = variant("classifier", f"{name}_in_blocks", 3, **options)
-    return variant("classifier", name, **options), in_blocks
+    plain = variant("classifier", name, **options, rare=True)
+    return plain, variant("classifier", f"{name}_in_blocks", 3, **options, **(blocks or {}))
 
 
 NUM_CLASSES: dict[str, Any] = {"num_classes": CLASSES}
@@ -466,22 +559,36 @@ VARIANTS = (
     variant("softmax", "smoothed", label_smoothing=0.2),
     variant("sigmoid", "multi_hot", make_inputs=logits_and_targets, multi_hot=True),
     # Tiles that do not divide the batch, on and below the diagonal.
-    variant("nca", "in_tiles", 3, temperature=1.3),
-    variant("nca", "references", temperature=1.3),
-    variant("nca", "references_in_tiles", 3, temperature=1.3),
+    variant("nca", "in_tiles", 3, temperature=1.3, one_of_a_kind=True),
+    variant("nca", "references", temperature=1.3, one_of_a_kind=True),
+    variant("nca", "references_in_tiles", 3, temperature=1.3, rare=True),
     # Tiles of one class, and tiles that do not divide the classes.
     variant("prototypical", "in_tiles", 1, temperature=1.3),
     variant("prototypical", "num_classes", temperature=1.3, **NUM_CLASSES),
     variant("prototypical", "num_classes_in_tiles", 3, temperature=1.3, **NUM_CLASSES),
     variant("prototypical", "references", temperature=1.3),
-    variant("prototypical", "references_in_tiles", 2, temperature=1.3),
-    variant("prototypical", "references_num_classes", temperature=1.3, **NUM_CLASSES),
+    variant("prototypical", "references_in_tiles", 2, temperature=1.3, rare=True),
+    variant("prototypical", "references_num_classes", temperature=1.3, **NUM_CLASSES, rare=True),
     variant("supervised_contrastive", "in_tiles", 3),
-    variant("supervised_contrastive", "references_in_tiles", 3),
-    variant("supervised_contrastive", "negatives_in_tiles", 3, temperature=0.4, **NEGATIVES),
+    variant("supervised_contrastive", "references_in_tiles", 3, rare=True),
+    variant(
+        "supervised_contrastive",
+        "negatives_in_tiles",
+        3,
+        temperature=0.4,
+        **NEGATIVES,
+        one_of_a_kind=True,
+    ),
     variant("supervised_contrastive", "references_negatives", temperature=0.4, **NEGATIVES),
     variant("supervised_contrastive", "multi_hot", similarity="inner", **MULTI_HOT),
-    variant("supervised_contrastive", "multi_hot_negatives_in_tiles", 3, **NEGATIVES, **MULTI_HOT),
+    variant(
+        "supervised_contrastive",
+        "multi_hot_negatives_in_tiles",
+        3,
+        **NEGATIVES,
+        **MULTI_HOT,
+        rare=True,
+    ),
     variant(
         "supervised_contrastive",
         "distances",
@@ -493,16 +600,16 @@ VARIANTS = (
     variant(
         "multi_similarity", "references_mined", mining_margin=0.2, threshold=0.1, negative_scale=7.0
     ),
-    variant("circle", "in_tiles", 3, scale=6.0),
+    variant("circle", "in_tiles", 3, scale=6.0, rare=True),
     variant("circle", "references_in_tiles", 3, scale=6.0),
-    variant("triplet", "in_tiles", 3, margin=0.5, squared=True),
-    variant("triplet", "references_in_tiles", 3, soft=True),
-    variant("triplet", "semihard", mining="semihard"),
+    variant("triplet", "in_tiles", 3, margin=0.5, squared=True, one_of_a_kind=True),
+    variant("triplet", "references_in_tiles", 3, soft=True, rare=True),
+    variant("triplet", "semihard", mining="semihard", rare=True),
     variant("triplet", "semihard_in_blocks", 3, mining="semihard", squared=True, normalize=False),
     variant("triplet", "references_semihard", mining="semihard", soft=True),
-    variant("triplet", "all", mining="all"),
+    variant("triplet", "all", mining="all", rare=True),
     variant("triplet", "all_in_blocks", 5, mining="all", squared=True, margin=0.6),
-    variant("triplet", "references_all", mining="all", normalize=False),
+    variant("triplet", "references_all", mining="all", normalize=False, rare=True),
     variant("triplet", "all_soft_in_blocks", 3, mining="all", soft=True),
     # A loss of cosines gets features that are normalised before they are projected.
     variant(
@@ -513,22 +620,12 @@ VARIANTS = (
         numpy={"metric": partial(references.supervised_contrastive_loss, similarity="inner")},
         torch={"metric": from_torch("supervised_contrastive_loss", similarity="inner")},
     ),
-    variant("info_nce", "", adapt=paired, temperature=0.3),
-    variant(
-        "info_nce",
-        "one_way_in_tiles",
-        3,
-        adapt=paired,
-        temperature=0.3,
-        symmetric=False,
-        further=True,
-    ),
-    variant("info_nce", "in_tiles", 5, adapt=paired, temperature=0.8, similarity="inner"),
+    variant("info_nce", "one_way_in_tiles", 3, temperature=0.3, symmetric=False, further=True),
+    variant("info_nce", "in_tiles", 5, temperature=0.8, similarity="inner", one_of_a_kind=True),
     variant(
         "info_nce",
         "biased_in_tiles",
         5,
-        adapt=paired,
         temperature=0.3,
         further=True,
         biased=True,
@@ -538,20 +635,17 @@ VARIANTS = (
     variant(
         "info_nce",
         "alone",
-        adapt=paired,
         temperature=0.8,
         alone=True,
         equal_ids="positive",
         similarity="negative_distance",
     ),
-    variant("info_nce", "hard", adapt=paired, temperature=0.3, hardness=0.7, constant=(0,)),
-    variant("sigmoid_contrastive", "", adapt=paired, further=True),
-    variant("sigmoid_contrastive", "in_tiles", 3, adapt=paired, scale=2.0, bias=-1.5),
+    variant("info_nce", "hard", temperature=0.3, hardness=0.7, constant=(0,)),
+    variant("sigmoid_contrastive", "in_tiles", 3, scale=2.0, bias=-1.5),
     variant(
         "sigmoid_contrastive",
         "alone_in_tiles",
         5,
-        adapt=paired,
         scale=2.0,
         bias=-1.5,
         alone=True,
@@ -562,7 +656,6 @@ VARIANTS = (
     variant(
         "sigmoid_contrastive",
         "hard_positives",
-        adapt=paired,
         scale=2.0,
         bias=-1.5,
         equal_ids="positive",
@@ -606,6 +699,7 @@ VARIANTS = (
         own={"basis": basis_of(BASIS_WEIGHTS)},
         numpy={"basis_weights": BASIS_WEIGHTS},
         torch={"basis_weights": BASIS_WEIGHTS},
+        one_of_a_kind=True,
     ),
     variant(
         "group_softmax",
@@ -628,7 +722,7 @@ VARIANTS = (
         constant=(0,),
     ),
     variant("robust_multilabel", "by_other_constants", ramp=0.3, leak=0.4, binary_weight=0.7),
-    variant("classifier", "in_blocks", 3),
+    variant("classifier", "in_blocks", 3, rare=True),
     variant("classifier", "smoothed_in_blocks", 1, margin=-0.3, scale=1.7, label_smoothing=0.2),
     *with_and_without_blocks(
         "cosine", similarity="cosine", margin=0.2, scale=3.0, label_smoothing=0.1
@@ -639,6 +733,7 @@ VARIANTS = (
     ),
     *with_and_without_blocks(
         "angles",
+        blocks={"one_of_a_kind": True},
         similarity="cosine",
         margin=0.1,
         angular_margin=CLASS_ANGLES,
@@ -667,54 +762,27 @@ VARIANTS = (
         make_inputs=cosines_and_labels,
         angular_margin=0.4,
         scale=4.0,
+        one_of_a_kind=True,
     ),
     variant("proxy_nca", "without_own", temperature=0.7, include_own=False, normalize=False),
-    variant("koleo", "", 5, adapt=alone),
-    variant("vicreg", "of_one_batch", adapt=views),
-    variant("barlow_twins", "of_one_batch", adapt=views),
+    variant("koleo", "in_tiles", 5),
 )
 
-CASES = LOSSES + VARIANTS
-ONE_OF_A_KIND = tuple(
-    row
-    for row in LOSSES
-    if row.name
-    in ("softmax", "nca", "prototypical", "direct_sum", "prototype", "class_wise", "classifier")
-)
-"""For what the rooms below the formulas do alike for all losses."""
-RARELY_TESTED = {
-    *("nca_references_in_tiles", "prototypical_references_in_tiles", "triplet_references_all"),
-    *("supervised_contrastive_references_in_tiles", "circle_in_tiles"),
-    *("prototypical_references_num_classes", "triplet_semihard", "triplet_all"),
-    *("classifier_in_blocks", "classifier_cosine", "classifier_class_margins"),
-    *("classifier_sample_margins", "classifier_angles", "classifier_sub_centres"),
-    *("supervised_contrastive_multi_hot_negatives_in_tiles", "triplet_references_in_tiles"),
-}
-"""Variants that differ from others in one option, such as tiles: `make long` tests them."""
-TILES_OF_A_KIND = tuple(
-    row
-    for row in VARIANTS
-    if row.name
-    in (
-        "nca_in_tiles",
-        "supervised_contrastive_negatives_in_tiles",
-        "triplet_in_tiles",
-        "info_nce_in_tiles",
-        "classifier_angles_in_blocks",
-    )
-)
+CASES = EVERY_LOSS + VARIANTS
+TYPICAL = tuple(row for row in LOSSES if row.one_of_a_kind)
+TILES_OF_A_KIND = tuple(row for row in VARIANTS if row.one_of_a_kind and row.has_tiles)
 """Pairs in one and in two stages, triplets, both directions, and blocks of classes."""
 
 
 def function_row(name: str, make_inputs: Callable[..., Inputs], **options: Any) -> FunctionRow:
     """The row of `jaxloss.{name}`, whose references take the same options."""
     invalid, suffix = options.pop("invalid", {}), options.pop("suffix", "")
-    formula = {key: value for key, value in options.items() if key != "stop_gradient"}
+    fixed = {key: value for key, value in options.items() if key != "stop_gradient"}
     return FunctionRow(
         name=name + suffix,
         function=getattr(jaxloss, name),
         make_inputs=make_inputs,
-        reference=partial(getattr(references, name), **formula),
+        reference=partial(formula(references, "references", name), **fixed),
         torch_reference=from_torch(name, **options),
         kwargs=options,
         invalid=invalid,

@@ -1,7 +1,7 @@
-"""`check_loss` finds planted faults, names the rule, and passes every loss of the library.
+"""`check_loss` finds planted faults, and names the rule.
 
-`make quick` leaves out the faults, which test `check_loss` itself, and `make test` the losses of
-the library, most of whose properties are tested in `test_contract` and `test_devices`.
+`make quick` leaves out the faults, which test `check_loss` itself. `test_contract` and
+`test_devices` check its rules for every loss of the library.
 """
 
 import re
@@ -18,39 +18,12 @@ from jax.custom_derivatives import linear_call
 from jaxloss import testing
 from jaxloss.testing import ContractError, check_loss
 from jaxloss.testing.checked_loss import REDUCTIONS
-from tests.jaxloss.harness import over
-from tests.jaxloss.loss_table import LOSSES
 
 CLASSES = 3
 
 
 def rows_and_labels(rng, n):
     return rng.normal(size=(n, CLASSES)), rng.integers(0, CLASSES, n)
-
-
-ELSEWHERE_UNTESTED = ("jit", "masks", "hyperparameters", "second_derivatives", "vmap")
-
-
-@pytest.mark.long
-@over(LOSSES)
-def test_losses_of_the_library_keep_the_contract(row, monkeypatch):
-    """Those of its rules that no other test checks."""
-    rules = [rule for rule in testing.RULES if rule.name in ELSEWHERE_UNTESTED]
-    monkeypatch.setattr(testing, "RULES", rules)
-
-    def make_inputs(rng, n):
-        rows, labels, *shared = row.make_inputs(rng, n, np.float64)
-        return rows, labels[:n], *shared  # A second view may have more rows.
-
-    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
-        check_loss(
-            partial(row.function, **row.kwargs),
-            make_inputs,
-            # In PyTorch, it has the gradients of a loss with a stop-gradient.
-            reference=row.torch_reference if row.constant else None,
-            devices=False,
-            dtypes=False,
-        )
 
 
 @pytest.fixture(autouse=True)
@@ -158,12 +131,6 @@ def own(
         return reduce(losses, counts, sample_weights, reduction, axis_name)
 
     return own_loss
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("values", [pytest.param(cross_entropies, marks=pytest.mark.long), pairs])
-def test_a_right_loss_passes(values):
-    check_loss(own(values), rows_and_labels)
 
 
 @pytest.mark.slow
@@ -357,140 +324,120 @@ def rows_labels_and_weights(rng, n):
 INPUTS = {"unknown targets": rows_and_targets, "norm of zero weights": rows_labels_and_weights}
 """By the name of the fault, where they are no `rows_and_labels`."""
 FAULTS = {
-    "keywords": ("keywords", without_keywords),
-    "if on values": ("jit", own(valid=only_on_values)),
-    "computed in float32": ("float64", own(widen=lambda rows: rows.astype(jnp.float32))),
-    "float32 inside": (
-        "float64",
-        own(
+    "keywords": {"keywords": without_keywords},
+    "jit": {"if on values": own(valid=only_on_values)},
+    "float64": {
+        "computed in float32": own(widen=lambda rows: rows.astype(jnp.float32)),
+        "float32 inside": own(
             widen=lambda rows: rows.astype(jnp.float32),
             reduce=lambda *args: reduce_rows(*args).astype(jnp.float64),
         ),
-    ),
-    "root of 0": ("finite", own(partial(pairs, root=jnp.sqrt))),
-    "double where missing": ("duplicates", own(partial(pairs, root=root_of_apart))),
-    "norm of 0": ("zeros", own(prepare=over_norm)),
-    "norm of zero weights": ("zeros", of_unit_weights),
-    "unshifted log-sum-exp": (
-        "large_values",
-        own(partial(cross_entropies, log_sum_exp=lambda x, axis: jnp.log(jnp.exp(x).sum(axis)))),
-    ),
-    "no candidates": (
-        "one_class",
-        own(partial(pairs, candidates=lambda usable, positives: usable & ~positives)),
-    ),
-    "NaN without positives": (
-        "no_positives",
-        own(partial(pairs, defined=lambda valid, positives: valid)),
-    ),
-    "0 / 0": ("nothing_counts", own(reduce=mean_by(lambda _, weights: weights.sum()))),
-    "maximum of no rows": (
-        "nothing_counts",
-        own(prepare=lambda rows, valid: without_invalid(rows - rows.max(), valid)),
-    ),
-    "pairs with padding": ("masks", own(partial(pairs, usable_rows=jnp.ones_like))),
-    "gradient of all rows": ("masks", own(prepare=with_gradient_of_all_rows)),
-    "0 times NaN": (
-        "padding_leaks",
-        own(prepare=lambda rows, valid: rows * valid[:, None].astype(rows.dtype)),
-    ),
-    "mask of the losses alone": ("padding_leaks", own(prepare=lambda rows, valid: rows)),
-    "mask by isnan": ("padding_leaks", own(prepare=without_nan)),
-    "0 times a weight of NaN": (
-        "padding_leaks",
-        own(reduce=when("sum", lambda *args: times_all_weights(*args).sum())),
-    ),
-    "negative label": (
-        "ignored_labels",
-        own(partial(cross_entropies, index=lambda labels, valid: labels), valid=only_mask),
-    ),
-    "unknown targets": ("ignored_labels", own(binary_entropies, valid=only_mask)),
-    "only the label -1": ("ignored_labels", own(valid=all_but_minus_one)),
-    "scale of padding": (
-        "hyperparameters",
-        partial(of_scaled_rows, before=lambda rows, valid: rows),
-    ),
-    "scale of ignored rows": (
-        "hyperparameters",
-        lambda rows, labels, *, scale=2.0, where=None, **common: of_scaled_rows(
-            without_invalid(rows, only_mask(labels, where)),
-            labels,
-            scale=scale,
-            where=where,
-            before=lambda rows, valid: rows,
-            **common,
+    },
+    "finite": {"root of 0": own(partial(pairs, root=jnp.sqrt))},
+    "duplicates": {"double where missing": own(partial(pairs, root=root_of_apart))},
+    "zeros": {"norm of 0": own(prepare=over_norm), "norm of zero weights": of_unit_weights},
+    "large_values": {
+        "unshifted log-sum-exp": own(
+            partial(cross_entropies, log_sum_exp=lambda x, axis: jnp.log(jnp.exp(x).sum(axis)))
+        )
+    },
+    "one_class": {
+        "no candidates": own(
+            partial(pairs, candidates=lambda usable, positives: usable & ~positives)
+        )
+    },
+    "no_positives": {
+        "NaN without positives": own(partial(pairs, defined=lambda valid, positives: valid))
+    },
+    "nothing_counts": {"0 / 0": own(reduce=mean_by(lambda _, weights: weights.sum()))},
+    "no_rows": {
+        "maximum of no rows": own(
+            prepare=lambda rows, valid: without_invalid(rows - rows.max(), valid)
+        )
+    },
+    "masks": {
+        "pairs with padding": own(partial(pairs, usable_rows=jnp.ones_like)),
+        "gradient of all rows": own(prepare=with_gradient_of_all_rows),
+    },
+    "padding_leaks": {
+        "0 times NaN": own(prepare=lambda rows, valid: rows * valid[:, None].astype(rows.dtype)),
+        "mask of the losses alone": own(prepare=lambda rows, valid: rows),
+        "mask by isnan": own(prepare=without_nan),
+        "0 times a weight of NaN": own(
+            reduce=when("sum", lambda *args: times_all_weights(*args).sum())
         ),
-    ),
-    "none not zeroed": (
-        "none",
-        own(reduce=when("none", lambda losses, _, weights, *others: losses * weights)),
-    ),
-    "none of a weight of NaN": ("none", own(reduce=when("none", times_all_weights))),
-    "a scalar as none": ("none", own(reduce=when("none", sum_for_none))),
-    "unweighted sum": (
-        "sums",
-        own(
+    },
+    "ignored_labels": {
+        "negative label": own(
+            partial(cross_entropies, index=lambda labels, valid: labels), valid=only_mask
+        ),
+        "unknown targets": own(binary_entropies, valid=only_mask),
+        "only the label -1": own(valid=all_but_minus_one),
+    },
+    "hyperparameters": {
+        "scale of padding": partial(of_scaled_rows, before=lambda rows, valid: rows),
+        "scale of ignored rows": lambda rows, labels, *, scale=2.0, where=None, **common: (
+            of_scaled_rows(
+                without_invalid(rows, only_mask(labels, where)),
+                labels,
+                scale=scale,
+                where=where,
+                before=lambda rows, valid: rows,
+                **common,
+            )
+        ),
+    },
+    "none": {
+        "none not zeroed": own(
+            reduce=when("none", lambda losses, _, weights, *others: losses * weights)
+        ),
+        "none of a weight of NaN": own(reduce=when("none", times_all_weights)),
+        "a scalar as none": own(reduce=when("none", sum_for_none)),
+    },
+    "sums": {
+        "unweighted sum": own(
             reduce=when("sum", lambda x, counts, _, *others: reduce_rows(x, counts, None, *others))
+        )
+    },
+    "weights": {
+        "weights not in the denominator": own(
+            reduce=mean_by(lambda counts, _: jnp.maximum(counts.sum(), 1))
         ),
-    ),
-    "weights not in the denominator": (
-        "weights",
-        own(reduce=mean_by(lambda counts, _: jnp.maximum(counts.sum(), 1))),
-    ),
-    "denominator of at least 1": (
-        "weights",
-        own(reduce=mean_by(lambda _, weights: jnp.maximum(weights.sum(), 1))),
-    ),
-    **{f"nan_to_num in the {kind}": ("hidden_nan", hides_nan_in(kind)) for kind in REDUCTIONS},
-    "wrong custom gradient": ("gradient", own(through(doubled_gradient))),
-    "custom gradient of first order": ("second_derivatives", own(through(square(0, 0)))),
-    "wrong forward mode": ("second_derivatives", own(through(square(3, 2)))),
-    "wrong reverse mode": ("second_derivatives", own(through(square(2, 3)))),
-    "without batching": ("vmap", own(without_batching)),
-    "float16 accumulation": (
-        "half_precision",
-        own(widen=lambda rows: rows, reduce=lambda *args: widen(reduce_rows(*args))),
-    ),
-    "float16 result": ("half_precision", own(widen=lambda rows: rows)),
-    "mean of means": ("devices", own(reduce=when("mean", mean_of_means))),
-    "gathered without gradient": (
-        "device_gradients",
-        own(partial(pairs, gather_rows=gathered_without_gradient)),
-    ),
-    "scale without gradient": ("device_gradients", of_a_scale_that_devices_stop),
-    "sum that varies": ("check_vma", own(reduce=partial(reduce_rows, total=sum_of_gathered))),
+        "denominator of at least 1": own(
+            reduce=mean_by(lambda _, weights: jnp.maximum(weights.sum(), 1))
+        ),
+    },
+    "hidden_nan": {**{f"nan_to_num in the {kind}": hides_nan_in(kind) for kind in REDUCTIONS}},
+    "gradient": {"wrong custom gradient": own(through(doubled_gradient))},
+    "second_derivatives": {
+        "custom gradient of first order": own(through(square(0, 0))),
+        "wrong forward mode": own(through(square(3, 2))),
+        "wrong reverse mode": own(through(square(2, 3))),
+    },
+    "vmap": {"without batching": own(without_batching)},
+    "half_precision": {
+        "float16 accumulation": own(
+            widen=lambda rows: rows, reduce=lambda *args: widen(reduce_rows(*args))
+        ),
+        "float16 result": own(widen=lambda rows: rows),
+    },
+    "devices": {"mean of means": own(reduce=when("mean", mean_of_means))},
+    "device_gradients": {
+        "gathered without gradient": own(partial(pairs, gather_rows=gathered_without_gradient)),
+        "scale without gradient": of_a_scale_that_devices_stop,
+    },
+    "check_vma": {"sum that varies": own(reduce=partial(reduce_rows, total=sum_of_gathered))},
 }
-
-
-FIRST = {rule: name for name, (rule, _) in reversed(FAULTS.items())}
-OFTEN = {
-    *FIRST.values(),
-    "float32 inside",
-    "maximum of no rows",
-    "gradient of all rows",
-    "0 times a weight of NaN",
-    "mask by isnan",
-    "nan_to_num in the sum",
-    "nan_to_num in the none",
-    "wrong forward mode",
-    "wrong reverse mode",
-    "only the label -1",
-    "none of a weight of NaN",
-    "weights not in the denominator",
-    "denominator of at least 1",
-    "scale without gradient",
-}
-"""A fault for every part of a rule; `make long` has the others."""
+"""By the rule that finds them."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in OFTEN else pytest.mark.long) for n in FAULTS],
+    ("rule", "name"), [(rule, name) for rule, faults in FAULTS.items() for name in faults]
 )
-def test_planted_faults(name, monkeypatch):
-    rule, loss = FAULTS[name]
-    (part,) = {r.part for r in testing.RULES if r.name == rule} or {""}
+def test_planted_faults(rule, name, monkeypatch):
+    loss = FAULTS[rule][name]
+    (part,) = {r.part for r in testing.RULES if r.name == rule}
     # By its own rule, and in one smaller batch: others would compile further programs.
     monkeypatch.setattr(testing, "RULES", [r for r in testing.RULES if r.name in ("jit", rule)])
     monkeypatch.setattr(testing, "_SMALL", (4,))
@@ -508,7 +455,7 @@ def test_planted_faults(name, monkeypatch):
 @pytest.mark.slow
 def test_the_smallest_input_is_found():
     """A pair needs a second row of the class, and the fault a mask."""
-    _, loss = FAULTS["pairs with padding"]
+    loss = FAULTS["masks"]["pairs with padding"]
     with pytest.raises(ContractError) as caught:
         check_loss(loss, rows_and_labels, devices=False, dtypes=False)
     inputs = caught.value.inputs
@@ -537,21 +484,19 @@ def squared(logits, labels, valid, axis_name, stop=lambda x: x):
 
 @pytest.mark.slow
 def test_references():
+    """A stop-gradient needs one in PyTorch."""
     check = partial(check_loss, make_inputs=rows_and_labels, devices=False, dtypes=False)
-    for loss, reference in ((own(), by_numpy), (own(squared), partial(by_torch, detach=True))):
-        with pytest.raises(ContractError, match="reference") as caught:
+    stopped = own(partial(squared, stop=lax.stop_gradient))
+    by_torch_stopped = partial(by_torch, detach=True)
+    check(stopped, reference=by_torch_stopped)
+    for rule, loss, reference in (
+        ("reference", own(), by_numpy),
+        ("reference", own(squared), by_torch_stopped),
+        ("gradient", stopped, None),
+    ):
+        with pytest.raises(ContractError) as caught:
             check(loss, reference=reference)
-        assert caught.value.rule == "reference"
-
-
-@pytest.mark.slow
-def test_a_stop_gradient_needs_a_reference_in_pytorch():
-    loss = own(partial(squared, stop=lax.stop_gradient))
-    check = partial(check_loss, loss, rows_and_labels, devices=False, dtypes=False)
-    check(reference=partial(by_torch, detach=True))
-    with pytest.raises(ContractError, match="stop_gradient") as caught:
-        check()
-    assert caught.value.rule == "gradient"
+        assert caught.value.rule == rule
 
 
 def between_views(first, second, valid, axis_name):
@@ -559,10 +504,15 @@ def between_views(first, second, valid, axis_name):
 
 
 @pytest.mark.slow
-def test_two_views():
-    check_loss(
-        own(between_views, valid=only_mask), lambda rng, n: tuple(rng.normal(size=(2, n, 3)))
-    )
+@pytest.mark.parametrize(
+    ("loss", "inputs"),
+    [
+        (own(pairs), rows_and_labels),
+        (own(between_views, valid=only_mask), lambda rng, n: tuple(rng.normal(size=(2, n, 3)))),
+    ],
+)
+def test_a_right_loss_passes(loss, inputs):
+    check_loss(loss, inputs)
 
 
 def test_inputs_are_checked():
@@ -606,5 +556,5 @@ def test_one_device_warns(monkeypatch):
 def test_rules_are_documented():
     """In the order in which they are checked."""
     documented = re.findall(r"^ *\* `(\w+)`: ", check_loss.__doc__ or "", flags=re.MULTILINE)
-    assert documented == ["keywords", *(rule.name for rule in testing.RULES)]
-    assert {rule for rule, _ in FAULTS.values()} == {*documented} - {"reference"}
+    assert documented == [rule.name for rule in testing.RULES]
+    assert {*FAULTS} == {*documented} - {"reference"}

@@ -1,15 +1,12 @@
-"""Every property of the contract, over every row of the loss table.
+"""The contract over every row of the loss table: the rules of `check_loss`, and more.
 
-`test_check_loss` has those that a loss of one's own is checked for, too, and that need a program of
-their own: masked rows that equal removed ones, `jax.vmap`, `jax.checkpoint`, second derivatives.
-
-What a row computes is tested over all of them; what it checks and its labels' dtypes over each
-loss once, and over those that are computed in tiles.
+A rule is finite differences or another property of a loss alone. Here are also the references, the
+errors, and what the rules leave to a loss of one's own, such as labels that are out of range.
 """
 
 import inspect
 import re
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import chex
@@ -19,6 +16,7 @@ import numpy as np
 import pytest
 
 import jaxloss
+from jaxloss.testing import RULES
 from tests.jaxloss import harness
 from tests.jaxloss.harness import (
     QUICK,
@@ -26,7 +24,7 @@ from tests.jaxloss.harness import (
     assert_close,
     cast,
     check_against_references,
-    cotangent_of,
+    checked,
     default,
     enable_x64,
     evaluate,
@@ -44,79 +42,39 @@ from tests.jaxloss.loss_table import (
     CASES,
     CLASSES,
     DIM,
+    EVERY_LOSS,
     FUNCTIONS,
     LOSSES,
-    ONE_OF_A_KIND,
     TILES_OF_A_KIND,
+    TYPICAL,
     LossRow,
+    sample_margins,
 )
 from tests.tolerances import FLOAT32, FLOAT64, rounded_to
 
-TILED = tuple(row for row in CASES if row.has_tiles)
-OFTEN = LOSSES + TILES_OF_A_KIND
-EVERY_LOSS = (
-    *LOSSES,
-    *(
-        row
-        for row in CASES
-        if row.name in ("info_nce", "sigmoid_contrastive", "koleo")
-        or row.name.endswith("of_one_batch")
-    ),
-)
-"""With those of other arguments, which have no plain row."""
-HALF_OFTEN = tuple(row for row in ONE_OF_A_KIND if row.name in ("softmax", "nca", "direct_sum"))
-
+OFTEN = EVERY_LOSS + TILES_OF_A_KIND
 every_case, every_loss = over(CASES), over(LOSSES)
 LONG, SLOW = [pytest.mark.long], [pytest.mark.slow]
-ON_ACCELERATORS = OFTEN + tuple(row for row in TILED if row.name == "sigmoid_contrastive_in_tiles")
+ROWS_IN = {"float64": CASES, "float32": OFTEN, "bfloat16": OFTEN, "float16": TYPICAL}
+"""The rows that are tested in a dtype, which is a program of its own. Half precision is not in
+`make quick`."""
+ON_ACCELERATORS = (*OFTEN, *(row for row in CASES if row.name == "sigmoid_contrastive_in_tiles"))
 
 
-def on_accelerators(row: LossRow, dtype: str) -> list[pytest.MarkDecorator]:
+def marks_of(row: LossRow, dtype: str) -> list[pytest.MarkDecorator]:
     """Two programs a row, in the dtypes of an accelerator; all tests of a row share them."""
-    often = row in ON_ACCELERATORS and dtype in ("float32", "bfloat16")
-    return [pytest.mark.accelerator] if often else []
+    on_accelerators = row in ON_ACCELERATORS and dtype in ("float32", "bfloat16")
+    marks = [pytest.mark.accelerator] if on_accelerators else []
+    return marks + (SLOW if "16" in dtype else [])
 
 
-def in_dtypes(**rows: tuple[LossRow, ...]):
-    """Each row in its dtypes. Half precision is not in `make quick`."""
-    often = {"float64": CASES, "float32": OFTEN, "bfloat16": EVERY_LOSS, "float16": HALF_OFTEN}
-    return [
-        pytest.param(
-            row,
-            np.dtype(dtype),
-            id=f"{row.name}-{dtype}",
-            marks=[
-                *(LONG if row not in often[dtype] else SLOW if "16" in dtype else []),
-                *on_accelerators(row, dtype),
-            ],
-        )
-        for dtype, of in rows.items()
-        for row in of
-    ]
-
-
-SINGLE = in_dtypes(float64=CASES, float32=LOSSES + TILES_OF_A_KIND)
-HALF = in_dtypes(bfloat16=LOSSES + TILES_OF_A_KIND, float16=ONE_OF_A_KIND)
-IN_EVERY_DTYPE = in_dtypes(
-    float64=CASES, float32=OFTEN, bfloat16=EVERY_LOSS + TILES_OF_A_KIND, float16=ONE_OF_A_KIND
-)
-
-
-def in_both_dtypes(first: str, *others: str):
-    """The first way in float64; the others in float32, if other tests compile the row for it."""
+def in_dtypes(*dtypes: str):
     return pytest.mark.parametrize(
-        ("row", "how", "dtype"),
+        ("row", "dtype"),
         [
-            pytest.param(
-                row,
-                how,
-                np.dtype(dtype),
-                id=f"{row.name}-{how}",
-                marks=on_accelerators(row, dtype),
-            )
-            for row in CASES
-            for how in (first, *others)
-            for dtype in ["float32" if how != first and row in OFTEN else "float64"]
+            pytest.param(row, np.dtype(dtype), id=f"{row.name}-{dtype}", marks=marks_of(row, dtype))
+            for dtype in dtypes or ROWS_IN
+            for row in ROWS_IN[dtype]
         ],
     )
 
@@ -147,7 +105,7 @@ def test_float64_equals_references(row, masked):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("row", "dtype"), in_dtypes(float32=LOSSES + TILES_OF_A_KIND))
+@in_dtypes("float32")
 def test_float32_equals_references(row, dtype):
     batch = make_batch(row, seed=2)
     batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))
@@ -155,88 +113,130 @@ def test_float32_equals_references(row, dtype):
     check_against_references(row, batch, dtype, (4 * FLOAT32, FLOAT32), 4 * FLOAT32)
 
 
-# `make test` has a loss of each way to write derivatives by hyperparameters.
-NUMBERS_OFTEN = tuple(
-    row
-    for row in LOSSES
-    if row.name
-    in (
-        *("margin_softmax", "supervised_contrastive", "multi_similarity", "two_way", "asymmetric"),
-        *("direct_sum", "spectral_sum"),
-    )
-)
+@in_dtypes("bfloat16", "float16")
+def test_half_precision_is_computed_in_float32(row, dtype):
+    batch = make_batch(row, seed=12)
+    batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))
+    got, expected = evaluate(row, batch, dtype), evaluate(row, batch, np.float32)
+    assert_close(got["mean"], expected["mean"], FLOAT32)
+    assert_close(widen(got["mean_grad"]), expected["mean_grad"], rounded_to(dtype))
 
 
-WITH_NUMBERS = tuple(row for row in CASES if numbers_of(row))
-ONE_FORM_OF_EACH = tuple(row for row in LOSSES + TILES_OF_A_KIND if numbers_of(row))
+@in_dtypes()
+def test_edge_cases_are_finite_and_right(row, dtype):
+    """Those of the rules, and of a single number for all logits."""
+    loss, rng = checked(row, dtype), np.random.default_rng(15)
+    plain = loss.batch(rng, 12)
+    cases = [case for rule in RULES if rule.batches for case in rule.batches(loss, plain, rng)]
+    for what, batch in cases:
+        batch = loss.rounded(batch)
+        got, expected = loss.evaluate(batch), reference_values(row, batch, loss.reductions)
+        if not finite(got):
+            wide = checked(row).evaluate(batch, loss.reductions)
+            assert finite_but_for_overflow(got, wide, dtype), (what, got)
+        # A small loss may be the difference of two large numbers, and has their absolute error.
+        # They are as large as the largest logit or squared feature.
+        power = 1 if row.takes_logits else 2
+        largest = magnitude(expected) + magnitude(batch.args[0]) ** power
+        tolerance = 1e-12 if dtype == np.float64 else FLOAT32 / 4
+        for reduction, value in expected.items():
+            atol = tolerance * largest * (12 if reduction == "sum" else 1)
+            np.testing.assert_allclose(
+                got.values[reduction], value, 10 * tolerance, atol, err_msg=f"{what}, {reduction}"
+            )
+        if not magnitude(expected):  # Such as a loss that is undefined without a positive.
+            assert not magnitude(got), what
 
 
-@cache
-def gradient_by_numbers(row: LossRow):
-    """The jitted `(numbers, args, where)` to the mean and its gradient by the numbers."""
-
-    def run(numbers, args, where):
-        def mean(numbers):
-            return row.function(*args, where=where, **{**row.kwargs, **numbers})
-
-        return jax.value_and_grad(mean)(numbers)
-
-    return jax.jit(run, compiler_options=QUICK)
+def finite_but_for_overflow(got, wide, dtype) -> bool:
+    """Whether a value is infinite only where it exceeds the range of the dtype."""
+    limit = float(jnp.finfo(dtype).max)
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(wide), strict=True)
+    return all(np.all(np.isfinite(x.astype(float)) | (np.abs(y) > limit)) for x, y in pairs)
 
 
-def by_numbers(row: LossRow, batch: Batch, numbers: dict[str, Any] | None = None) -> Any:
-    """The mean, and its gradient by all hyperparameters, which are traced."""
-    with enable_x64(True):
-        args = cast(batch.args, row.differentiable, np.float64)
-        run = gradient_by_numbers(row)
-        results = run(numbers_of(row) if numbers is None else numbers, args, batch.where)
-        return jax.tree.map(np.asarray, results)
+# Rules of `check_loss` ----
+
+COMPILED = ("no_rows", "masks", "hyperparameters", "second_derivatives", "vmap")
+"""These need further programs of a row: `make long` tests every row."""
+OF_PADDING = ("nothing_counts", "padding_leaks", "ignored_labels", "hidden_nan")
+"""And these are tested in every dtype."""
+
+
+def rules():
+    for rule in RULES:
+        if rule.part or rule.batches or rule.name == "reference":  # They are tested above.
+            continue
+        for dtype in ROWS_IN if rule.name in OF_PADDING else ["float64"]:
+            for row in ROWS_IN[dtype]:
+                if rule.name in ("sums", "weights") and "mining" in row.kwargs:
+                    continue  # The terms are triplets, and not rows.
+                often = rule.name == "hyperparameters" and row in LOSSES
+                often = often or (rule.name == "no_rows" and row in TYPICAL)
+                marks = SLOW if often else LONG if rule.name in COMPILED else []
+                yield pytest.param(
+                    rule,
+                    row,
+                    np.dtype(dtype),
+                    id=f"{rule.name}-{row.name}-{dtype}",
+                    marks=[*marks, *marks_of(row, dtype)],
+                )
+
+
+@pytest.mark.parametrize(("rule", "row", "dtype"), rules())
+def test_rule(rule, row, dtype):
+    loss, rng = checked(row, dtype), np.random.default_rng(9)
+    batch = loss.rounded(loss.batch(rng, 12))
+    if rule.name in OF_PADDING:  # Norms of a batch with a zero row are computed with more care.
+        batch = batch.with_arg(0, 2, 0.0)
+    if rule.name == "hyperparameters":
+        batch = batch._replace(numbers=numbers_of(row))
+    rule.check(loss, batch, rng)
+
+
+# Hyperparameters ----
+
+
+def by_numbers(row: LossRow, batch: Batch, numbers: dict[str, Any]) -> Any:
+    """The mean, and its gradient by hyperparameters, which are traced."""
+    values, gradients = checked(row).evaluate(batch._replace(numbers=numbers), ("mean",))
+    return values["mean"], {name: gradients["mean"][name] for name in numbers}
 
 
 @pytest.mark.slow
-@over(ONE_FORM_OF_EACH, often=NUMBERS_OFTEN)
+@over(tuple(row for row in CASES if numbers_of(row)), often=LOSSES)
 def test_gradients_of_hyperparameters(row):
-    """Those of every float option, traced, against the slope of the mean."""
+    """Those of every float option, against the slope of the mean."""
     batch, numbers, step = make_batch(row, seed=3), numbers_of(row), 1e-6
-    got = by_numbers(row, batch)[1]
+    value, got = by_numbers(row, batch, numbers)
     for name, number in numbers.items():
-        if row.name == "circle" and name == "margin":  # Its weights are constants of the gradient.
+        if name in row.constant:
             continue
         moved = [by_numbers(row, batch, {**numbers, name: number + s * step})[0] for s in (1, -1)]
         slope = (moved[0] - moved[1]) / (2 * step)
         np.testing.assert_allclose(got[name].sum(), slope, rtol=1e-5, atol=1e-7, err_msg=name)
-
-
-@pytest.mark.slow
-@over(ONE_FORM_OF_EACH, often=NUMBERS_OFTEN)
-def test_rows_that_do_not_count_do_not_leak_into_hyperparameters(row):
-    how = ("where", "labels")[ONE_FORM_OF_EACH.index(row) % 2]
-    batch, rows, _ = without_rows(make_batch(row, seed=9, masked=False), how)
-    numbers = numbers_of(row)
-    value, gradients = by_numbers(row, batch)
-    assert finite(gradients)
     if "sample_margin" in numbers:
-        assert not gradients["sample_margin"][rows].any()
-        numbers["sample_margin"][rows] = np.nan
-    poisoned = batch.with_arg(0, rows, POISON)
-    chex.assert_trees_all_equal(by_numbers(row, poisoned, numbers), (value, gradients))
+        margins = np.where(batch.where, numbers["sample_margin"], np.nan)
+        poisoned = by_numbers(row, batch, numbers | {"sample_margin": margins})
+        chex.assert_trees_all_equal(poisoned, (value, got))
 
 
 @pytest.mark.slow
 @over(
     tuple(
         row
-        for row in WITH_NUMBERS
-        if (row.takes_logits or row.kind == "classifier")
+        for row in CASES
+        if numbers_of(row)
+        and (row.takes_logits or row.kind == "classifier")
         # With smoothing, a class of -inf costs infinity; margins of features are no logits.
         and not row.kwargs.get("label_smoothing")
-        and "sample_margins" not in row.name
+        and row.adapt is not sample_margins
     ),
-    often=tuple(row for row in NUMBERS_OFTEN if row.takes_logits),
+    often=tuple(row for row in LOSSES if row.takes_logits),
 )
 def test_hyperparameters_beside_infinite_and_largest_logits(row):
     """A class that is left out, of -inf, is as one of a very low logit."""
-    batch = make_batch(row, seed=9, masked=False)
+    batch, numbers = make_batch(row, seed=9, masked=False), numbers_of(row)
     scored, labels, *rest = batch.args
     largest = 0.9 * float(np.finfo(np.float64).max)
     own = np.eye(CLASSES)[labels] if labels.ndim == 1 else labels
@@ -253,11 +253,15 @@ def test_hyperparameters_beside_infinite_and_largest_logits(row):
 
     extremes = [(-np.inf, 1e4)]
     # An angle moves a cosine by a share of it: one of 1e308 by more than a rounding error of 1e292.
-    extremes += [(-largest, largest)] if row.takes_logits and "angles" not in row.name else []
+    extremes += (
+        [(-largest, largest)]
+        if row.takes_logits and not np.any(numbers.get("angular_margin", 0))
+        else []
+    )
     extremes += [(-np.inf, np.inf)] if row.multi_hot else []
-    value, expected = by_numbers(row, batch._replace(args=args(-1e4, 1e4)))
+    value, expected = by_numbers(row, batch._replace(args=args(-1e4, 1e4)), numbers)
     for low, high in extremes:
-        got_value, got = by_numbers(row, batch._replace(args=args(low, high)))
+        got_value, got = by_numbers(row, batch._replace(args=args(low, high)), numbers)
         np.testing.assert_allclose(got_value, value, rtol=FLOAT64, atol=FLOAT64)
         for name in {*got} - {"label_smoothing"}:
             np.testing.assert_allclose(
@@ -265,129 +269,21 @@ def test_hyperparameters_beside_infinite_and_largest_logits(row):
             )
 
 
-# Counting ----
-
-
-@every_loss
-def test_reductions(row):
-    """The sum is that of the terms; weights that sum to less than one are not divided by one."""
-    batch = make_batch(row, seed=4)
-    got = evaluate(row, batch, cotangent=np.ones_like(cotangent_of(row, batch)))
-    if row.terms is not None:
-        chex.assert_trees_all_close(got["none"].sum(), got["sum"], rtol=1e-12)
-        chex.assert_trees_all_close(got["none_grad"], got["sum_grad"], rtol=1e-10, atol=1e-13)
-    if row.terms == "samples":  # Others weigh the samples within their terms.
-        scaled = batch._replace(sample_weights=batch.sample_weights * 1e-3)
-        other = evaluate(row, scaled, np.float64)
-        chex.assert_trees_all_close(other["mean"], got["mean"], rtol=1e-12)
-        chex.assert_trees_all_close(
-            other["mean_grad"][:-1], got["mean_grad"][:-1], rtol=1e-10, atol=1e-13
-        )
-
-
-@in_both_dtypes("where", "labels", "both")
-def test_nothing_counts(row, how, dtype):
-    batch = make_batch(row, seed=6)
-    if how != "where":
-        batch = batch.with_arg(1, slice(None), -1)
-    if how != "labels":
-        batch = batch._replace(where=np.zeros(12, bool))
-    if how == "both":
-        batch = batch.with_arg(0, slice(None), np.nan)
-    for leaf in jax.tree.leaves(evaluate(row, batch, dtype)):
-        assert np.all(leaf == 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("row", "n"),
-    [
-        pytest.param(row, n, id=f"{row.name}-{n}", marks=[] if often else pytest.mark.long)
-        for n, rows in ((0, LOSSES + TILED), (1, LOSSES))
-        for row in rows
-        for often in [n == 0 and row in ONE_OF_A_KIND]
-    ],
-)
-def test_one_sample_and_none(row, n):
-    """Without samples, the value and every gradient are zero."""
-    batch = make_batch(row, seed=7, n=1, masked=False)
-    batch = batch._replace(args=tuple(a[:n] if k < 2 else a for k, a in enumerate(batch.args)))
-    if row.multi_hot:
-        batch = batch._replace(args=(batch.args[0], np.array([[1, 0, -1, 0]], np.int32)[:n]))
-    run = jax.jit(value_and_grad(row), compiler_options=QUICK)
-    value, grads = run(cast(batch.args, row.differentiable, np.float32), jnp.ones(n, bool))
-    assert finite(grads)
-    if n == 0:
-        assert value == 0
-        assert magnitude(grads) == 0
-    else:
-        expected = row.reference(*batch.args, reduction="mean")
-        np.testing.assert_allclose(value, expected, rtol=4 * FLOAT32)
-
-
-@every_case
-def test_no_positives_leave_the_metric_undefined(row):
-    """Every class once: a metric loss is undefined, a classification loss is not."""
-    batch = make_batch(row, seed=8, masked=False)
-    if not row.multi_hot:
-        labels = np.full_like(batch.args[1], -1)
-        labels[[2, 5, 6, 9]] = [1, 0, 3, 2]
-        batch = batch._replace(args=(batch.args[0], labels, *batch.args[2:]))
-    got = evaluate(row, batch)
-    assert finite(got)
-    chex.assert_trees_all_close(got["mean"], reference_values(row, batch)["mean"], rtol=FLOAT64)
-    if row.needs_positives:
-        assert magnitude(got) == 0
-
-
-# NaN and infinity ----
-
+# Which samples count ----
 
 POISON = np.array([[np.nan], [np.inf], [-np.inf]])
-
-
-def without_rows(batch: Batch, how: str) -> tuple[Batch, list[int], tuple[int, ...]]:
-    """Three rows are padding or ignored. Returns them, and the shape of an array beside them."""
-    # Norms of a batch with a zero row are computed with more care.
-    batch = batch.with_arg(0, 2, 0)
-    rows = [1, 4, 10]
-    of_rows = (3, *[1] * (batch.args[1].ndim - 1))
-    if how == "where":
-        where = batch.where.copy()
-        where[rows] = False
-        return batch._replace(where=where), rows, of_rows
-    negative = np.array([-1, -2, -100]).reshape(of_rows)
-    return batch.with_arg(1, rows, negative), rows, of_rows
-
-
-@pytest.mark.parametrize(("row", "dtype"), IN_EVERY_DTYPE)
-def test_rows_that_do_not_count_do_not_leak(row, dtype):
-    for how in ("where", "labels"):
-        batch, rows, of_rows = without_rows(make_batch(row, seed=9, masked=False), how)
-        batch = batch._replace(sample_weights=np.linspace(0.3, 1.9, 12))
-        expected = evaluate(row, batch, dtype)
-        assert finite(expected)
-        assert not widen(expected["mean_grad"])[0][rows].any()
-
-        poisoned = batch.with_arg(0, rows, POISON)
-        if how == "where":
-            poisoned = poisoned.with_arg(1, rows, np.array([10**6, 1, 0]).reshape(of_rows))
-        sample_weights = batch.sample_weights.copy()
-        sample_weights[rows] = np.nan
-        got = evaluate(row, poisoned._replace(sample_weights=sample_weights), dtype)
-        chex.assert_trees_all_equal(widen(got), widen(expected))
 
 
 @every_loss
 def test_a_negative_weight_gives_nan(row):
     """In every reduction; that of a row that does not count has no effect."""
-    batch, rows, _ = without_rows(make_batch(row, seed=9, masked=False), "where")
+    rows = [1, 4, 10]
+    batch = make_batch(row, seed=9, masked=False).with_mask(rows)
     batch = batch._replace(sample_weights=np.linspace(0.3, 1.9, 12))
     expected = evaluate(row, batch)
     batch.sample_weights[rows] = -1
     chex.assert_trees_all_equal(evaluate(row, batch), expected)
-    counts = np.setdiff1d(np.arange(12), rows)
-    batch.sample_weights[counts] *= -1
+    batch.sample_weights[batch.where] *= -1
     got = evaluate(row, batch)
     for reduction in row.reductions:
         defined = np.asarray(expected[reduction]) != 0
@@ -395,20 +291,13 @@ def test_a_negative_weight_gives_nan(row):
         assert np.all(np.isnan(got[reduction])[defined])
 
 
-def compares_rows(row: LossRow) -> bool:
-    """Whether a sample without weight is still a reference of the others."""
-    return "sum" in row.name or (row.kind == "features" and row.terms is not None)
-
-
-@over(tuple(row for row in CASES if not compares_rows(row)))
+@over(tuple(row for row in CASES if not row.compares_rows))
 def test_a_sample_of_weight_0_is_as_one_that_is_masked(row):
     rows = [1, 4, 10]
     batch = make_batch(row, seed=9, masked=False)
     batch = batch._replace(sample_weights=np.linspace(0.3, 1.9, 12))
     expected = evaluate(row, batch.with_mask(rows))
-    sample_weights = batch.sample_weights.copy()
-    sample_weights[rows] = 0
-    batch = batch._replace(sample_weights=sample_weights)
+    batch.sample_weights[rows] = 0
 
     def check(batch, last):
         got = evaluate(row, batch)
@@ -418,55 +307,45 @@ def test_a_sample_of_weight_0_is_as_one_that_is_masked(row):
             assert_close(got[gradients][:last], expected[gradients][:last], FLOAT64)
 
     check(batch, -1)
-    # Where the weights are inside the logarithms, nothing else of the sample counts either.
-    if row.name in ("class_wise", "proxy_anchor"):
+    if row.weighs_inside:  # Nothing else of the sample counts either.
         check(batch.with_arg(0, rows, POISON), None)
-    if row.name == "proxy_anchor":
-        check(batch.with_arg(1, rows, 10**6), None)
+        if batch.args[1].ndim == 1:
+            check(batch.with_arg(1, rows, 10**6), None)
 
 
-@in_both_dtypes("nan", "infinite")
-def test_nan_in_a_counting_sample_is_not_hidden(row, how, dtype):
+@in_dtypes("float64", "float32")
+def test_infinity_in_a_counting_sample_is_not_hidden(row, dtype):
     batch = make_batch(row, seed=10, masked=False)
     batch = batch.with_arg(1, 3, 1) if row.multi_hot else batch.with_arg(1, [3, 8], 0)
-    place, poison = ((3, 1), np.nan) if how == "nan" else (3, np.inf)
-    got = evaluate(row, batch.with_arg(0, place, poison), dtype)
-    if how == "nan":
-        check_nan(row, got, 1 if row.terms == "classes" else 3)
-    else:
-        assert not np.isfinite(got["mean"]) or row.multi_hot
-
-
-def check_nan(row, got, term):
-    """All reductions are NaN, and so is a term, and something in every gradient."""
-    for reduction in row.reductions:
-        if reduction not in got:
-            continue
-        assert np.isnan(np.atleast_1d(got[reduction])[0 if reduction != "none" else term])
-        assert all(np.isnan(gradient).any() for gradient in got[f"{reduction}_grad"])
+    got = evaluate(row, batch.with_arg(0, 3, np.inf), dtype)
+    assert not np.isfinite(got["mean"]) or row.multi_hot
 
 
 @over(tuple(row for row in CASES if row.bounds_labels))
 def test_label_out_of_range_is_nan(row):
+    """All reductions are NaN, and so is a term, and something in every gradient."""
     batch = make_batch(row, seed=11, masked=False)
     for label in (CLASSES, CLASSES + 1, 10**6):
         got = evaluate(row, batch.with_arg(1, 5, label))
-        check_nan(row, got, 5)
+        for reduction in row.reductions:
+            assert np.isnan(np.atleast_1d(got[reduction])[0 if reduction != "none" else 5])
+            assert all(np.isnan(gradient).any() for gradient in got[f"{reduction}_grad"])
     if row.takes_logits:
         assert "none" not in got or np.isnan(got["none"]).sum() == 1
         assert np.isnan(got["mean_grad"][0]).any(axis=1).sum() == 1
 
 
+@pytest.mark.long
+@every_loss
+def test_one_sample(row):
+    batch = make_batch(row, seed=7, n=1, masked=False)
+    batch = batch.with_arg(1, 0, [1, 0, -1, 0]) if row.multi_hot else batch
+    got, expected = evaluate(row, batch), reference_values(row, batch)
+    assert finite(got)
+    np.testing.assert_allclose(got["mean"], expected["mean"], rtol=FLOAT64)
+
+
 # Dtypes ----
-
-
-@pytest.mark.parametrize(("row", "dtype"), HALF)
-def test_half_precision_is_computed_in_float32(row, dtype):
-    batch = make_batch(row, seed=12)
-    batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))
-    got, expected = evaluate(row, batch, dtype), evaluate(row, batch, np.float32)
-    assert_close(got["mean"], expected["mean"], FLOAT32)
-    assert_close(widen(got["mean_grad"]), expected["mean_grad"], rounded_to(dtype))
 
 
 @pytest.mark.slow
@@ -503,14 +382,15 @@ def test_float32_beside_float64(row):
             assert leaf.dtype == np.float32
 
 
-OF_SORTED_OR_SOFT_LABELS = (
-    *("sigmoid_multi_hot", "triplet_semihard", "triplet_references_semihard"),
-    *("triplet_all", "prototypical_references"),
-)
-
-
 @pytest.mark.slow
-@over((*ONE_OF_A_KIND, *(row for row in CASES if row.name in OF_SORTED_OR_SOFT_LABELS)))
+@over(
+    CASES,
+    often=tuple(
+        row
+        for row in CASES  # Those that sort labels, and those that take two kinds of them, too.
+        if row in TYPICAL or "mining" in row.kwargs or (row.multi_hot and row.kind != "targets")
+    ),
+)
 def test_labels_of_any_dtype(row):
     batch = make_batch(row, seed=14, masked=False)
     labels = np.maximum(batch.args[1], 0)  # Unsigned ones have no unknown targets.
@@ -528,92 +408,18 @@ def test_labels_of_any_dtype(row):
     )
 
 
-# Edge cases ----
-
-
-def edge_batches(row: LossRow):
-    """The hard inputs of the contract as (name, batch), all within the range of float16."""
-    plain = make_batch(row, seed=15, masked=False)
-    n, width = plain.args[0].shape
-    signs = np.where(np.arange(n) % 3 == 0, -1.0, 1.0)
-    one_class = plain.args[1] if row.multi_hot else np.ones(n, np.int32)
-    yield "zeros", plain.with_arg(0, slice(None), 0.0)
-    yield "some zeros", plain.with_arg(0, [0, 3, 7], 0.0)
-    yield "duplicates", plain.with_arg(0, slice(None), plain.args[0][:1])
-    yield (
-        "two duplicates",
-        plain.with_arg(0, [1, 2, 6], plain.args[0][0]),
-    )
-    yield "one class", plain._replace(args=(plain.args[0], one_class, *plain.args[2:]))
-    # Rows that are plus or minus a basis vector: cosines of 1, -1 and 0, and large logits.
-    corners = signs[:, None] * np.eye(width)[np.arange(n) % width]
-    for scale in (1.0, 1e3, 1e4) if row.takes_logits else (1.0, 1e3):
-        args = plain.with_arg(0, slice(None), scale * corners).args
-        if row.kind == "classifier":
-            # Orthonormal columns times 10: the logits reach 1e4 and the features lie in their span.
-            weights = 10 * np.eye(width, plain.args[2].shape[1])
-            args = (*args[:2], weights, args[3])
-        yield f"corners {scale:g}", plain._replace(args=args)
-    if row.takes_logits:
-        yield "constant logits", plain.with_arg(0, slice(None), 1e4 * signs[:, None])
-    if row.kind == "classifier":
-        features, labels, weights, bias = plain.args
-        yield "zero classifier", plain._replace(args=(features, labels, 0 * weights, bias))
-        yield "rank one", plain._replace(args=(features, labels, 0 * weights + 0.5, bias))
-        yield "zero column", plain._replace(args=(features, labels, weights * [1, 0, 1, 1], bias))
-        everything = (0 * features, labels, 0 * weights, 0 * bias)
-        yield "all zero", plain._replace(args=everything)
-    if row.kind in ("prototypes", "proxies"):
-        features, labels, prototypes = plain.args
-        yield "zero prototypes", plain._replace(args=(features, labels, 0 * prototypes))
-        yield "all zero", plain._replace(args=(0 * features, labels, 0 * prototypes))
-        same = prototypes[:, :1] + 0 * prototypes
-        for sign in (1, -1):
-            towards = plain.with_arg(0, slice(None), sign * same.reshape(width, -1)[:, 0])
-            yield f"cosine {sign}", towards._replace(args=(*towards.args[:2], same))
-
-
-def finite_but_for_overflow(got, wide, dtype) -> bool:
-    """Whether a value is infinite only where it exceeds the range of the dtype."""
-    limit = float(jnp.finfo(dtype).max)
-    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(wide), strict=True)
-    return all(np.all(np.isfinite(x.astype(float)) | (np.abs(y) > limit)) for x, y in pairs)
-
-
-@pytest.mark.parametrize(("row", "dtype"), SINGLE + HALF)
-def test_edge_cases_are_finite_and_right(row, dtype):
-    for name, batch in edge_batches(row):
-        batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))
-        got = evaluate(row, batch, dtype)
-        if not finite(got):
-            wide = evaluate(row, batch, reductions=tuple(r for r in row.reductions if r in got))
-            assert finite_but_for_overflow(got, wide, dtype), (name, got)
-        expected = reference_values(row, batch)
-        # A small loss may be the difference of two large numbers, and has their absolute error.
-        # They are as large as the largest logit or squared feature.
-        largest = magnitude(expected[row.reductions[-1]]) + magnitude(batch.args[0]) ** (
-            1 if row.takes_logits else 2
-        )
-        tolerance = 1e-12 if dtype == np.float64 else FLOAT32 / 4
-        for reduction in (name for name in row.reductions if name in got):
-            np.testing.assert_allclose(
-                got[reduction],
-                expected[reduction],
-                rtol=10 * tolerance,
-                atol=tolerance * largest * (12 if reduction == "sum" else 1),
-                err_msg=f"{name}, {reduction}",
-            )
-
-
 # Errors ----
+
+
+def spec_of(dtype, *shape):
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def specs(row: LossRow, n: int = 5):
     """The shapes and dtypes of the arguments."""
-    args = make_batch(row, n=n).args
     return [
-        jax.ShapeDtypeStruct(a.shape, np.float32 if k in row.differentiable else np.int32)
-        for k, a in enumerate(args)
+        spec_of(np.float32 if k in row.differentiable else np.int32, *a.shape)
+        for k, a in enumerate(make_batch(row, n=n).args)
     ]
 
 
@@ -632,12 +438,8 @@ def raises(row: LossRow, error, mentions, args=None, /, **options):
         )
 
 
-def float_spec(*shape):
-    return jax.ShapeDtypeStruct(shape, np.float32)
-
-
-def int_spec(*shape):
-    return jax.ShapeDtypeStruct(shape, np.int32)
+float_spec = partial(spec_of, np.float32)
+int_spec = partial(spec_of, np.int32)
 
 
 def scored_name(row):
@@ -656,7 +458,7 @@ def wrong_arguments(row: LossRow):
     shapes = [(), (1,), (6,), (5, 1), (6, CLASSES), (1, CLASSES), (5, 5, 2)]
     if targets:
         shapes.append((5,))
-    elif row.name not in ("sigmoid", "supervised_contrastive"):  # They take multi-hot targets.
+    elif "C" not in str(row.parameters["labels"].annotation):  # Others take multi-hot targets.
         shapes.append((5, CLASSES))
     for shape in shapes:
         words = ["targets" if targets else "labels", *map(str, shape[:1])]
@@ -713,7 +515,7 @@ def test_wrong_arguments_are_named(row):
         raises(row, error, mentions, args, **options)
 
 
-@over(LOSSES + TILES_OF_A_KIND, often=LOSSES)
+@over(OFTEN, often=EVERY_LOSS)
 def test_hyperparameters_widen_nothing(row):
     """Neither NumPy's numbers nor traced ones."""
     numbers = [name for name in row.invalid if isinstance(default(row, name), float)]
@@ -752,30 +554,7 @@ def test_hyperparameters_of_functions_widen_nothing(function, name, shapes):
     assert got.dtype == np.float32
 
 
-# Transformations ----
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(row, id=row.name, marks=LONG if row.name == "direct_sum" else [])
-        for row in LOSSES
-        if row.name in ("softmax", "prototypical", "direct_sum")
-    ],
-)
-def test_rows_that_do_not_count_do_not_leak_without_jit(row):
-    """Operation by operation, XLA turns no product with a mask into a choice."""
-    batch = make_batch(row, seed=26)
-    expected = evaluate(row, batch)["mean"]
-    padding = ~batch.where
-    batch = batch.with_arg(0, padding, np.nan).with_arg(1, padding, 10**6)
-    args = cast(batch.args, row.differentiable, np.float32)
-    weights = jnp.where(batch.where, jnp.asarray(batch.sample_weights, np.float32), jnp.nan)
-    where = jnp.asarray(batch.where)
-    with jax.disable_jit():
-        got = row.function(*args, where=where, sample_weights=weights, **row.kwargs)
-    np.testing.assert_allclose(got, expected, rtol=4 * FLOAT32)
+# What else is accepted, and signatures ----
 
 
 @every_loss
@@ -798,9 +577,6 @@ def test_labels_that_do_not_fit_are_named(row):
     name = "targets" if row.kind == "targets" else "labels"
     with harness.raises(OverflowError, f"`{name}` must have integers that fit into int32, got -"):
         jax.eval_shape(lambda: row.function(scored, labels * 2**32, *rest, **row.kwargs))
-
-
-# Signatures ----
 
 
 @every_loss

@@ -9,17 +9,10 @@ from jax import export
 
 import jaxloss
 from tests.jaxloss.harness import over
-from tests.jaxloss.loss_table import (
-    FUNCTIONS,
-    LOSSES,
-    TILES_OF_A_KIND,
-    VARIANTS,
-    features_and_labels,
-)
+from tests.jaxloss.loss_table import CASES, EVERY_LOSS, FUNCTIONS, PLAIN, features_and_labels
 from tests.tolerances import FLOAT32
 
-IN_BLOCKS = tuple(row for row in VARIANTS if row.name == "triplet_semihard_in_blocks")
-"""Each anchor with all references at once, which have an order."""
+IN_BLOCKS = tuple(row for row in CASES if row.has_tiles and not row.rare)
 
 
 def check(function, args, number, rtol, atol=0.0, sizes=(12,)):
@@ -43,10 +36,7 @@ def inputs(make_inputs):
     return [x if x.dtype == np.float32 else x.astype(np.int32) for x in made]
 
 
-@over(
-    LOSSES + TILES_OF_A_KIND + IN_BLOCKS,
-    often=(*(row for row in LOSSES if row.name == "nca"), *IN_BLOCKS),
-)
+@over(EVERY_LOSS + IN_BLOCKS, often=(PLAIN["nca"], PLAIN["triplet"]))
 def test_loss_of_any_number_of_rows(row):
     loss = partial(row.function, **row.kwargs)
     check(loss, inputs(row.make_inputs), 2, 16 * FLOAT32, 16 * FLOAT32)

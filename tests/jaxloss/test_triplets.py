@@ -40,7 +40,7 @@ def test_a_class_of_more_samples_than_are_compared_at_a_time(row):
     features[[7, 1]] = features[[6, 40]]
     batch = batch._replace(args=(features, labels))
     # Where rows are equal, a distance has no slope.
-    check_against_references(row, batch, np.float64, (1e-10, 1e-10), 1e-10, smooth=False)
+    check_against_references(row, batch, np.float64, (1e-10, 1e-10), 1e-10)
 
 
 def test_a_negative_that_is_farther_by_rounding_is_not_farther():
