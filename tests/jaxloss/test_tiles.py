@@ -99,9 +99,9 @@ def test_products_may_depend_on_the_order_of_their_factors(monkeypatch):
 # Devices ----
 
 
-def triplets(features, labels, **options):
-    """The slope of a hinge and a distance, which `jax.jvp` of the gradient has, too."""
-    return jaxloss.triplet_loss(features, labels, normalize=False, soft=True, **options)
+triplets = partial(jaxloss.triplet_loss, normalize=False, soft=True)
+supcon = partial(jaxloss.supervised_contrastive_loss, denominator="negatives", temperature=0.5)
+mined = partial(jaxloss.multi_similarity_loss, mining_margin=0.2)
 
 
 def problem(with_references):
@@ -154,6 +154,10 @@ def on_one_device(loss, with_references):
         pytest.param(jaxloss.nca_loss, True, "check_vma", 0, marks=pytest.mark.long),
         pytest.param(jaxloss.nca_loss, True, "check_vma", 2**30, marks=pytest.mark.long),
         (triplets, True, "check_vma", 0),
+        # The numbers that are given for an anchor stay on its device, and get gradients there.
+        (supcon, True, "check_vma", 0),
+        pytest.param(mined, False, "check_vma", 0, marks=pytest.mark.long),
+        pytest.param(mined, True, "check_vma", 0, marks=pytest.mark.long),
         pytest.param(triplets, False, "check_vma", 0, marks=pytest.mark.long),
         pytest.param(triplets, True, "check_vma", 2**30, marks=pytest.mark.long),
     ],
