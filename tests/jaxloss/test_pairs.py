@@ -316,7 +316,7 @@ OF_REFERENCES = {**REFERENCES, "reference_levels": BIAS, "reference_steps": L % 
 TOWERS = {"queries": X, "keys": R, "scale": np.float64(3.0), "key_levels": BIAS}
 IDS = {"ids": Y - 1, "key_ids": np.arange(M) % 5 - 1, "levels": LEVELS}
 TEACHERS = {"teacher": X[:, :2], "key_teacher": R[:, 1:3]}
-SOME, KEYS = np.arange(N) % 4 != 1, np.arange(M) != 9
+SOME, KEYS = np.arange(N) % 4 != 1, np.arange(M) % 7 != 2  # Own keys, and others.
 POSITIVE = {"levels": 1 + LEVELS**2}
 PADDING = {"where": SOME, "features": np.where(SOME[:, None], X, np.nan)}
 PADDING["levels"] = np.where(SOME, POSITIVE["levels"], np.nan)
