@@ -170,9 +170,6 @@ USED_TWICE = ("sum", "references", "info_nce", "sigmoid_contrastive", "of_one_ba
 """In names of losses of which an array is two arguments, or the argument of two losses."""
 
 
-"""In names of losses of which an array is two arguments, or the argument of two losses."""
-
-
 def results(row: Any, batch: Batch, dtype: Any) -> tuple[Any, Any]:
     """The mean and its gradients, of a program that is traced anew."""
 

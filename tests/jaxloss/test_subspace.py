@@ -37,9 +37,6 @@ def marked(row: FunctionRow, dtype: Any = np.float64, often: Any = FUNCTIONS[:5]
     return pytest.param(row, dtype, id=f"{row.name}-{np.dtype(dtype)}", marks=marks)
 
 
-"""`make long` has the other combinations of options, shapes and dtypes."""
-
-
 @cache
 def evaluator(function, options=()):
     """Jitted value and pull-back of a function of arrays; `options` are (name, value) pairs."""

@@ -146,7 +146,6 @@ SPREAD = {
     "sigmoid_contrastive_with_options": (("sharded_loss", 2, 5), ("ring", 2, 0)),
 }
 """Ways to spread towers, numbers of devices, and of keys beyond the queries."""
-"""Ways to spread towers, numbers of devices, and of keys beyond the queries."""
 
 
 @pytest.mark.slow
