@@ -177,7 +177,7 @@ WEIGHTS, SUB_CENTRES = exact(
 )
 
 
-def of_weights(options: str, ours: Any, theirs: Any, weights: np.ndarray, **their: Any) -> Peer:
+def of_weights(options: str, ours: Any, theirs: Any, weights: Any = WEIGHTS, **their: Any) -> Peer:
     """A row of pytorch-metric-learning, whose losses own their weights."""
     num_classes, dim = weights.shape[1], weights.shape[0]
     module = theirs(num_classes=num_classes, embedding_size=dim, **their).double()
@@ -193,44 +193,26 @@ def of_weights(options: str, ours: Any, theirs: Any, weights: np.ndarray, **thei
         inputs = features, torch.tensor(labels)
         return torch.func.functional_call(module, {parameter: own}, inputs)
 
-    arrays = (FEATURES, weights)
     name = f"`{theirs.__name__}`"
+    arrays = (FEATURES, weights)
     return Peer(ours.func.__name__, options, name, PACKAGE, arrays, value, torch_value)
 
 
 face = partial(jaxloss.classifier_loss, similarity="cosine", scale=8.0)
 # Angles stay below π, where both have the same formula.
 arc_face = partial(face, angular_margin=math.radians(20))
+OF_FACE = {"margin": 20, "scale": 8}
+anchor = partial(jaxloss.proxy_anchor_loss, margin=0.15, scale=7.0)
+# Its softmax has the own proxy, as that of ProxyNCA++.
+proxy_nca = partial(jaxloss.proxy_nca_loss, temperature=1 / 3)
+sub_centres = partial(losses.SubCenterArcFaceLoss, sub_centers=CENTRES)
+sub_centres.__name__ = "SubCenterArcFaceLoss"  # pyright: ignore[reportAttributeAccessIssue]
 OF_WEIGHTS = (
-    of_weights(
-        "`margin`", partial(face, margin=0.35), losses.CosFaceLoss, WEIGHTS, margin=0.35, scale=8
-    ),
-    of_weights("`angular_margin`", arc_face, losses.ArcFaceLoss, WEIGHTS, margin=20, scale=8),
-    of_weights(
-        "sub-centres",
-        arc_face,
-        losses.SubCenterArcFaceLoss,
-        SUB_CENTRES,
-        margin=20,
-        scale=8,
-        sub_centers=CENTRES,
-    ),
-    of_weights(
-        "",
-        partial(jaxloss.proxy_anchor_loss, margin=0.15, scale=7.0),
-        losses.ProxyAnchorLoss,
-        WEIGHTS,
-        margin=0.15,
-        alpha=7.0,
-    ),
-    # Its softmax has the own proxy, as that of ProxyNCA++.
-    of_weights(
-        "",
-        partial(jaxloss.proxy_nca_loss, temperature=1 / 3),
-        losses.ProxyNCALoss,
-        WEIGHTS,
-        softmax_scale=3.0,
-    ),
+    of_weights("`margin`", partial(face, margin=0.35), losses.CosFaceLoss, margin=0.35, scale=8),
+    of_weights("`angular_margin`", arc_face, losses.ArcFaceLoss, **OF_FACE),
+    of_weights("sub-centres", arc_face, sub_centres, SUB_CENTRES, **OF_FACE),
+    of_weights("", anchor, losses.ProxyAnchorLoss, margin=0.15, alpha=7.0),
+    of_weights("", proxy_nca, losses.ProxyNCALoss, softmax_scale=3.0),
 )
 
 
@@ -308,94 +290,60 @@ def barlow_twins(first: Tensor, second: Tensor) -> Tensor:
     return gap.trace() + 0.05 * (gap.sum() - gap.trace())
 
 
+VIEWS, RANKED = (FIRST, SECOND), (FIRST[:9], SECOND)
+info_nce = partial(jaxloss.info_nce_loss)
 one_way = partial(jaxloss.info_nce_loss, symmetric=False)
-OF_TWO_ARRAYS = (
-    Peer(
-        "info_nce_loss",
-        "",
-        "CLIP",
-        "pseudocode",
-        (FIRST, SECOND, LOG_SCALE),
-        lambda x, z, log: jaxloss.info_nce_loss(x, z, temperature=jnp.exp(-log)),
-        clip,
-    ),
-    Peer(
-        "info_nce_loss",
-        "`symmetric=False`",
-        "`NTXentLoss`",
-        PACKAGE,
-        (FIRST[:9], SECOND),
-        lambda x, z: jaxloss.info_nce_loss(x, z, temperature=0.2, symmetric=False),
-        nt_xent,
-    ),
-    Peer(
-        "sigmoid_contrastive_loss",
-        "",
-        "SigLIP",
-        "pseudocode",
-        (FIRST, SECOND, LOG_SCALE),
-        lambda x, z, log: jaxloss.sigmoid_contrastive_loss(x, z, scale=jnp.exp(log), bias=-3.0),
-        siglip,
-    ),
-    Peer(
-        "info_nce_loss",
-        "`similarity`, `logsumexp_penalty`",
-        "contrastive RL",
-        "pseudocode",
-        (FIRST, SECOND),
-        partial(
-            one_way,
-            temperature=1.0,
-            similarity="negative_distance",
-            logsumexp_penalty=0.1,
+of_a_ranking = partial(one_way, temperature=1 / 20)
+OF_TWO_ARRAYS = tuple(
+    Peer(f"{loss}_loss", options, theirs, source, arrays, value, torch_value)
+    for loss, options, theirs, source, arrays, value, torch_value in (
+        (
+            *("info_nce", "", "CLIP", "pseudocode", (*VIEWS, LOG_SCALE)),
+            lambda x, z, log: info_nce(x, z, temperature=jnp.exp(-log)),
+            clip,
         ),
-        contrastive_rl,
-    ),
-    Peer(
-        "info_nce_loss",
-        "`hardness`",
-        "`MultipleNegativesRankingLoss`",
-        "pseudocode",
-        (FIRST[:9], SECOND),
-        partial(one_way, temperature=1 / 20, hardness=5.0),
-        partial(ranking, strength=5.0, margin=None),
-    ),
-    Peer(
-        "info_nce_loss",
-        "`margin_of_false_negatives`",
-        "`GISTEmbedLoss`",
-        "pseudocode",
-        (FIRST[:9], SECOND),
-        partial(one_way, temperature=1 / 20, margin_of_false_negatives=-0.05),
-        partial(ranking, strength=0.0, margin=0.05),
-    ),
-    Peer(
-        "koleo_loss",
-        "",
-        "DINOv2",
-        "pseudocode",
-        (DISTINCT,),
-        jaxloss.koleo_loss,
-        koleo,
-    ),
-    Peer(
-        "vicreg_loss",
-        "half of `variance`",
-        "`VICRegLoss`",
-        PACKAGE,
-        (FIRST, SECOND),
-        partial(jaxloss.vicreg_loss, invariance=7.0, variance=3.0, covariance=2.0, epsilon=1e-3),
-        vicreg,
-    ),
-    Peer(
-        "barlow_twins_loss",
-        "",
-        "Barlow Twins",
-        "pseudocode",
-        (FIRST, SECOND),
-        partial(jaxloss.barlow_twins_loss, off_diagonal=0.05),
-        barlow_twins,
-    ),
+        (
+            *("info_nce", "`symmetric=False`", "`NTXentLoss`", PACKAGE, RANKED),
+            partial(one_way, temperature=0.2),
+            nt_xent,
+        ),
+        (
+            *("sigmoid_contrastive", "", "SigLIP", "pseudocode", (*VIEWS, LOG_SCALE)),
+            lambda x, z, log: jaxloss.sigmoid_contrastive_loss(x, z, scale=jnp.exp(log), bias=-3.0),
+            siglip,
+        ),
+        (
+            *("info_nce", "`similarity`, `logsumexp_penalty`", "contrastive RL", "pseudocode"),
+            VIEWS,
+            partial(
+                one_way, temperature=1.0, similarity="negative_distance", logsumexp_penalty=0.1
+            ),
+            contrastive_rl,
+        ),
+        (
+            *("info_nce", "`hardness`", "`MultipleNegativesRankingLoss`", "pseudocode", RANKED),
+            partial(of_a_ranking, hardness=5.0),
+            partial(ranking, strength=5.0, margin=None),
+        ),
+        (
+            *("info_nce", "`margin_of_false_negatives`", "`GISTEmbedLoss`", "pseudocode", RANKED),
+            partial(of_a_ranking, margin_of_false_negatives=-0.05),
+            partial(ranking, strength=0.0, margin=0.05),
+        ),
+        ("koleo", "", "DINOv2", "pseudocode", (DISTINCT,), jaxloss.koleo_loss, koleo),
+        (
+            *("vicreg", "half of `variance`", "`VICRegLoss`", PACKAGE, VIEWS),
+            partial(
+                jaxloss.vicreg_loss, invariance=7.0, variance=3.0, covariance=2.0, epsilon=1e-3
+            ),
+            vicreg,
+        ),
+        (
+            *("barlow_twins", "", "Barlow Twins", "pseudocode", VIEWS),
+            partial(jaxloss.barlow_twins_loss, off_diagonal=0.05),
+            barlow_twins,
+        ),
+    )
 )
 
 
@@ -407,15 +355,9 @@ TARGETS = np.float64(_rng.random(LOGITS.shape) < 0.4)
 
 def of_logits(options: str, ours: Any, labels: Any, name: str, theirs: Any) -> Peer:
     """A row of PyTorch itself."""
-
-    def value(logits):
-        return ours(logits, jnp.asarray(labels, jnp.int32))
-
-    def torch_value(logits):
-        return theirs(logits, torch.tensor(labels))
-
-    loss = ours.func.__name__
-    return Peer(loss, options, f"`{name}`", "torch", (LOGITS,), value, torch_value)
+    labels, given = jnp.asarray(labels, jnp.int32), torch.tensor(labels)
+    functions = lambda x: ours(x, labels), lambda x: theirs(x, given)
+    return Peer(ours.func.__name__, options, f"`{name}`", "torch", (LOGITS,), *functions)
 
 
 OF_LOGITS = (

@@ -1,6 +1,7 @@
 """What losses of `metrics=True` report beside their values; of two towers, without options."""
 
 from functools import partial
+from typing import Any
 
 import chex
 import jax
@@ -40,16 +41,13 @@ every_loss = pytest.mark.parametrize("name", LOSSES)
 def dense(name: str, rows: np.ndarray, labels: np.ndarray, own: bool) -> jaxloss.ContrastiveMetrics:
     """Of the anchors that count, beside references of these rows and labels."""
     _, of_anchors, similarity, temperature = LOSSES[name]
-    s = references.similarities(FEATURES, rows, similarity)
-    kept = references.kept_rows(of_anchors, WHERE)
-    found = []
-    for i in kept:
+    s, found = references.similarities(FEATURES, rows, similarity), []
+    for i in references.kept_rows(of_anchors, WHERE):
         used = references.kept_rows(labels, WHERE if own else None)
         used = used[used != i] if own else used
         is_positive = references.overlaps(of_anchors[i], labels[used]) > 0
         if is_positive.any():
-            pairs = zip(s[i, used], s[i, used] / temperature, is_positive, strict=True)
-            found.append([*pairs])
+            found.append([*zip(s[i, used], s[i, used] / temperature, is_positive, strict=True)])
     return jaxloss.ContrastiveMetrics(*references.contrastive_metrics(found))  # pyright: ignore
 
 
@@ -60,104 +58,71 @@ def test_metrics_equal_dense_ones(name, own, block_size):
     loss, labels, *_ = LOSSES[name]
     rows, row_labels = (FEATURES, labels) if own else (REFERENCES, labels[:9])
     given = {} if own else {"references": rows, "reference_labels": row_labels}
+    total = partial(loss, labels=jnp.asarray(labels), where=WHERE, block_size=block_size, **given)
 
-    def total(features, metrics):
-        return loss(
-            features,
-            jnp.asarray(labels),
-            where=WHERE,
-            block_size=block_size,
-            metrics=metrics,
-            **given,
-        )
+    def every(features):
+        plain = jax.value_and_grad(total)(features)
+        with_metrics = jax.value_and_grad(partial(total, metrics=True), has_aux=True)(features)
+        of_metrics = jax.grad(lambda x: sum(total(x, metrics=True)[1]))(features)
+        return plain, with_metrics, of_metrics
 
     with precision(np.float64):
-        run = partial(jax.jit, compiler_options=QUICK)
-        features = jnp.asarray(FEATURES)
-        (value, metrics), gradient = run(
-            jax.value_and_grad(partial(total, metrics=True), has_aux=True)
-        )(features)
-        expected = run(jax.value_and_grad(partial(total, metrics=False)))(features)
-        of_metrics = run(jax.grad(lambda x: sum(total(x, metrics=True)[1])))(features)
+        run = jax.jit(every, compiler_options=QUICK)
+        expected, ((value, metrics), gradient), of_metrics = run(jnp.asarray(FEATURES))
     chex.assert_trees_all_close((value, gradient), expected, rtol=1e-12)
     chex.assert_trees_all_close(metrics, dense(name, rows, row_labels, own), rtol=1e-12)
     assert not np.any(of_metrics)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["shard_map", "Explicit", "two axes"])
+@pytest.mark.parametrize("way", ["sharded_loss", "Explicit", "two axes"])
 @pytest.mark.parametrize("name", ["nca", "sincere"])
 def test_metrics_over_devices(name, way):
     loss, labels, *_ = LOSSES[name]
     loss = partial(loss, metrics=True)
     shape, names = ((2, 2), ("a", "b")) if way == "two axes" else ((4,), ("batch",))
     with precision(np.float64):
-        arrays = (*map(jnp.asarray, (FEATURES, labels)),)
-        if way == "shard_map":
-            spread = jax.shard_map(
-                lambda x, y, where: loss(x, y, where=where, axis_name="batch"),
-                mesh=mesh(),
-                in_specs=P("batch"),
-                out_specs=P(),
-            )
-            value, metrics = jax.jit(spread)(*arrays, jnp.asarray(WHERE))
+        expected = jax.jit(loss)(FEATURES, labels, where=WHERE)
+        arrays, where = (jnp.asarray(FEATURES), jnp.asarray(labels)), jnp.asarray(WHERE)
+        if way == "sharded_loss":
+            loss = jaxloss.sharded_loss(loss, mesh(), "batch")
         else:
             on = NamedSharding(mesh(shape, names, AxisType.Explicit), P(names))
-            *arrays, where = jax.device_put((*arrays, jnp.asarray(WHERE)), on)
+            *arrays, where = jax.device_put((*arrays, where), on)
             terms, again = jax.jit(partial(loss, reduction="none"))(*arrays, where=where)
-            value, metrics = jax.jit(loss)(*arrays, where=where)
             assert jax.typeof(terms).sharding.spec == P(names)
-            chex.assert_trees_all_close(metrics, again, rtol=1e-12)
-        expected = jax.jit(loss)(FEATURES, labels, where=WHERE)
-    chex.assert_trees_all_close(widen((value, metrics)), widen(expected), rtol=1e-12)
-    chex.assert_trees_all_close(metrics, dense(name, FEATURES, labels, True), rtol=1e-12)
+            chex.assert_trees_all_close(widen(again), widen(expected[1]), rtol=1e-12)
+        got = jax.jit(loss)(*arrays, where=where)
+    chex.assert_trees_all_close(widen(got), widen(expected), rtol=1e-12)
 
 
 TOWERS = {
     "info_nce": (jaxloss.info_nce_loss, lambda s: s / 0.07),
     "siglip": (jaxloss.sigmoid_contrastive_loss, lambda s: 10 * s - 10),
 }
-KEYS = np.concatenate([FEATURES[::-1] + FEATURES, REFERENCES])
-KEY_WHERE = np.arange(len(KEYS)) % 7 != 1
-every_similarity = pytest.mark.parametrize("similarity", ["cosine", "inner", "negative_distance"])
-every_towers = pytest.mark.parametrize("name", TOWERS)
 
 
-def of_towers(name: str, similarity: str, rows: int, axis_name: str | None = None):
-    """The metrics, and those of a dense form, beside so many keys."""
-    loss, logits = TOWERS[name]
-
-    def run(queries, keys, where, key_where):
-        masks = {"where": where, "key_where": key_where, "axis_name": axis_name}
-        return loss(queries, keys, similarity=similarity, metrics=True, **masks)[1]
-
-    keys, key_valid = KEYS[:rows], KEY_WHERE[:rows].copy()
-    key_valid[:16] &= WHERE
-    s, found = references.similarities(FEATURES, keys, similarity), []
-    for i in np.flatnonzero(key_valid[:16]):
-        is_own = np.arange(rows)[key_valid] == i
-        found.append([*zip(s[i, key_valid], logits(s[i, key_valid]), is_own, strict=True)])
-    dense = jaxloss.ContrastiveMetrics(*references.contrastive_metrics(found))  # pyright: ignore
-    if axis_name is not None:
-        run = jax.shard_map(run, mesh=mesh(), in_specs=P(axis_name), out_specs=P())
-    with precision(np.float64):
-        arrays = map(jnp.asarray, (FEATURES, keys, WHERE, KEY_WHERE[:rows]))
-        return jax.jit(run)(*arrays), dense
-
-
-@every_similarity
-@every_towers
-def test_metrics_of_towers_equal_dense_ones(name, similarity):
+@pytest.mark.parametrize("devices", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("similarity", ["cosine", "inner", "negative_distance"])
+@pytest.mark.parametrize("name", TOWERS)
+def test_metrics_of_towers_equal_dense_ones(name, similarity, devices):
     """Without options: similarities are summed by sums of rows, or in the tiles."""
-    chex.assert_trees_all_close(*of_towers(name, similarity, len(KEYS)), rtol=1e-12)
-
-
-@pytest.mark.slow
-@every_similarity
-@every_towers
-def test_metrics_of_towers_over_devices(name, similarity):
-    found, dense = of_towers(name, similarity, 16, "batch")
-    chex.assert_trees_all_close(widen(found), dense, rtol=1e-12)
+    loss, logits = TOWERS[name]
+    keys = np.concatenate([FEATURES[::-1] + FEATURES, REFERENCES[:8]])
+    given = np.arange(len(keys)) % 7 != 1
+    used = given & np.append(WHERE, np.ones(8, bool))
+    s, found = references.similarities(FEATURES, keys, similarity), []
+    for i in np.flatnonzero(used[:16]):
+        is_own = np.arange(len(keys))[used] == i
+        found.append([*zip(s[i, used], logits(s[i, used]), is_own, strict=True)])
+    run: Any = partial(loss, similarity=similarity, metrics=True)
+    if devices > 1:
+        run = jaxloss.sharded_loss(run, mesh((devices,)), "batch")
+    with precision(np.float64):
+        arrays = map(jnp.asarray, (FEATURES, keys))
+        _, metrics = jax.jit(run)(*arrays, where=jnp.asarray(WHERE), key_where=jnp.asarray(given))
+    expected = jaxloss.ContrastiveMetrics(*references.contrastive_metrics(found))  # pyright: ignore
+    chex.assert_trees_all_close(widen(metrics), expected, rtol=1e-12)
 
 
 def test_equal_logits_are_no_hits():

@@ -1,6 +1,7 @@
 """Sums of a classification loss and a metric loss."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -116,37 +117,22 @@ def test_a_traced_weight_has_the_dtype_of_the_computation():
 
 
 @every_sum
-@pytest.mark.parametrize(
-    ("loss", "mentions"),
-    [
-        (jaxloss.prototype_loss, "features, labels, prototypes"),
-        (lambda logits, **_: logits, "logits"),
-        (lambda **_: 0, "no arrays"),
-    ],
-    ids=["prototypes", "no labels", "no arrays"],
-)
-def test_other_classification_losses_raise(name, loss, mentions):
-    args = problem(103)
-    with raises(TypeError, match=f"classification_loss.*{mentions}"):
-        jax.eval_shape(partial(SUMS[name], classification_loss=loss), *args)
-
-
-@every_sum
-@pytest.mark.parametrize(
-    ("which", "scored"), [("classification_loss", "logits"), ("metric_loss", "features")]
-)
-def test_losses_without_the_common_keywords_raise(name, which, scored):
-    advice = rf"write `def loss\({scored}, labels, \*\*keywords\)`"
-    args = problem(103)
-    for loss, mentions in (
-        (lambda x, y, where=None: 0, f"not take axis_name, reduction, sample_weights.*{advice}"),
-        (3, "must be a function, got int"),
-    ):
+def test_other_losses_raise(name):
+    args, total = problem(103), SUMS[name]
+    keywords = "not take axis_name, reduction, sample_weights.*write `def loss"
+    wrong: list[tuple[str, str, Any]] = [
+        ("classification_loss", "features, labels, prototypes", jaxloss.prototype_loss),
+        ("classification_loss", "logits", lambda logits, **_: logits),
+        ("classification_loss", "no arrays", lambda **_: 0),
+        ("metric_loss", "must return a loss, got a tuple", partial(jaxloss.nca_loss, metrics=True)),
+    ]
+    for which, scored in (("classification_loss", "logits"), ("metric_loss", "features")):
+        advice = rf"{keywords}\({scored}, labels, \*\*keywords\)`"
+        wrong += [(which, advice, lambda x, y, where=None: 0)]
+        wrong += [(which, "must be a function, got int", 3)]
+    for which, mentions, loss in wrong:
         with raises(TypeError, match=f"`{which}`.*{mentions}"):
-            jax.eval_shape(partial(SUMS[name], **{which: loss}), *args)
-    with raises(TypeError, match="`metric_loss` must return a loss, got a tuple"):
-        with_metrics = partial(jaxloss.nca_loss, metrics=True)
-        jax.eval_shape(partial(SUMS[name], metric_loss=with_metrics), *args)
+            jax.eval_shape(partial(total, **{which: loss}), *args)
 
 
 @pytest.mark.parametrize("loss", [jaxloss.direct_sum_loss, jaxloss.spectral_sum_loss])

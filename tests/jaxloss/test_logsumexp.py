@@ -1,7 +1,6 @@
-"""Log-sum-exps of parts merge into that of the whole."""
+"""Which logits have a peak in a log-sum-exp, and which are known to be small."""
 
-from functools import partial, reduce
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,41 +9,8 @@ import numpy as np
 import pytest
 
 import jaxloss
-from jaxloss.core import logsumexp
-from tests.jaxloss.harness import QUICK, assert_close, enable_x64, widen
+from tests.jaxloss.harness import QUICK, assert_close, widen
 from tests.tolerances import FLOAT32
-
-
-@jax.jit
-def merged(values, mask):
-    """The log-sum-exps, from four parts of the columns."""
-    cuts = pairwise((0, 2, 3, 7, 11))
-    parts = [logsumexp.part(values[:, a:b], mask[:, a:b], axis=1) for a, b in cuts]
-    return logsumexp.result(reduce(logsumexp.merge, parts))
-
-
-@pytest.mark.slow
-def test_parts_merge_into_the_whole():
-    """Also in a row without values in the mask, and in one without values in the first parts."""
-    rng = np.random.default_rng(70)
-    values, mask = rng.normal(0, 400, (5, 11)), rng.random((5, 11)) < 0.6
-    mask[1], mask[2, :7], mask[2, 8] = False, False, True
-    with enable_x64(True):
-        values, mask = jnp.asarray(values), jnp.asarray(mask)
-        got, pull_back = jax.vjp(lambda v: merged(v, mask), values)
-        (gradient,) = pull_back(jnp.where(mask.any(axis=1), 1.0, 0.0))
-        expected = jax.nn.logsumexp(values, axis=1, where=mask)
-        shares = jnp.where(mask, jnp.exp(values - expected[:, None]), 0)
-        assert expected[1] == -jnp.inf
-    np.testing.assert_allclose(got, expected, rtol=1e-14)
-    np.testing.assert_allclose(gradient, shares, rtol=1e-10, atol=1e-15)
-
-
-@pytest.mark.parametrize("raised", [False, True])
-def test_minus_infinity_counts_as_no_value_unless_it_is_raised(raised):
-    values, mask = jnp.full((1, 11), -jnp.inf), jnp.ones((1, 11), bool)
-    got = merged(logsumexp.finite_from_below(values) if raised else values, mask)
-    assert bool(np.isneginf(got[0])) is not raised
 
 
 @pytest.mark.slow
@@ -75,22 +41,6 @@ def test_a_bound_has_all_parts_of_a_logit():
     others: tuple[dict[str, Any], ...] = {"key_bias": 100 * x[:, 0]}, {"temperature": 0.01}
     for options in others:
         assert np.isfinite(jaxloss.info_nce_loss(x, x, **{"temperature": 0.1, **options}))
-
-
-@pytest.mark.parametrize("number", [20, 20.0, 1e-9])
-def test_a_known_number_is_in_its_limit(number):
-    assert logsumexp.is_at_most(20, number)
-    assert not logsumexp.is_at_most(20, 21.0)
-    jax.jit(_is_not_known)(number)
-
-
-def _is_not_known(traced):
-    assert not logsumexp.is_at_most(20, traced)
-
-
-def test_a_part_without_numbers_is_empty():
-    part = logsumexp.part_relative_to(jnp.ones(2), jnp.ones((2, 3)), jnp.zeros((2, 3), bool), 1)
-    assert np.isneginf(logsumexp.result(part)).all()
 
 
 def test_logits_of_no_bound_have_a_peak():

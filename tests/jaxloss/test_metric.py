@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import jaxloss
-from jaxloss.core.linear import negative_squared_distances
-from tests.jaxloss.harness import array_shapes, compiled, enable_x64
+from tests.jaxloss.harness import P, compiled, enable_x64, over_mesh
 from tests.jaxloss.loss_table import make_features, make_labels
 from tests.tolerances import FLOAT32
 
@@ -20,16 +19,6 @@ proto: Any = jax.jit(
     jaxloss.prototypical_loss, static_argnames=("temperature", "num_classes", "reduction")
 )
 MINING = ("hard", "semihard", "all")
-
-
-def test_no_array_of_samples_by_samples_by_dimensions():
-    n, dim = 48, 16
-    rng = np.random.default_rng(50)
-    features = jnp.asarray(make_features(rng, n, np.float32, dim))
-    labels = jnp.asarray(rng.integers(0, 32, n))
-    shapes = array_shapes(jax.value_and_grad(nca), features, labels)
-    assert (n, dim) in shapes
-    assert max(int(np.prod(shape)) for shape in shapes) <= n * n
 
 
 @pytest.mark.slow
@@ -75,54 +64,76 @@ def test_small_losses_are_not_rounded_to_zero():
     np.testing.assert_allclose(got, np.mean(per_sample), rtol=16 * FLOAT32)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "block_size", [*(pytest.param(size, marks=pytest.mark.long) for size in (1, 24)), 23, 100]
+def gradient_of_options(loss, queries, keys, labels):
+    """Of arrays of this device."""
+
+    def total(queries, keys, bias, own_keys):
+        options = {"equal_ids": "positive", "hardness": 0.5, "margin_of_false_negatives": 0.1}
+        arrays = {"key_bias": bias, "own_keys": own_keys, "ids": labels, "axis_name": "batch"}
+        value, metrics = loss(queries, keys, **arrays, **options, metrics=True)
+        return value + metrics.logsumexp
+
+    own_keys = jnp.stack([keys, queries], axis=1)
+    return jax.grad(total, argnums=(0, 1, 2, 3))(queries, keys, keys[:, 0], own_keys)
+
+
+ROWS, LABELS = ((16384, 512), np.float32), ((16384,), np.int32)
+SOME, OF_SOME = ((4096, 16), np.float32), ((4096,), np.int32)
+FEW = [((8192, 16), np.float32), ((8192, 16), np.float32), ((8192,), np.int32)]
+NARROW = ((16384, 32), np.float32)
+long = partial(pytest.param, marks=pytest.mark.long)
+slow = partial(pytest.param, marks=pytest.mark.slow)
+supcon, triplets, gradient = (
+    jaxloss.supervised_contrastive_loss,
+    jaxloss.triplet_loss,
+    partial(jax.grad, argnums=0),
 )
-def test_blocks_of_any_size_change_nothing(block_size):
-    rng = np.random.default_rng(71)
-    features = jnp.float32(rng.normal(size=(24, 5)))
-    labels = jnp.int32(rng.integers(0, 4, 24))
-    expected = jax.jit(jax.value_and_grad(jaxloss.nca_loss))(features, labels)
-    loss = jax.jit(jax.value_and_grad(partial(jaxloss.nca_loss, block_size=block_size)))
-    chex.assert_trees_all_close(loss(features, labels), expected, rtol=4 * FLOAT32, atol=1e-7)
-
-
-SIZE, ROWS, LABELS = 16384, ((16384, 512), np.float32), ((16384,), np.int32)
-
-
-@pytest.mark.long
-def test_blocks_bound_the_memory_of_the_gradient():
-    loss = jax.value_and_grad(partial(jaxloss.nca_loss, block_size=256))
-    _, memory = compiled(loss, ((SIZE, 64), np.float32), LABELS)
-    assert memory < 128 * 2**20
 
 
 @pytest.mark.parametrize(
-    ("loss", "options", "second"),
+    ("function", "arrays", "limit"),
     [
-        (jaxloss.supervised_contrastive_loss, {"denominator": "negatives"}, LABELS),
-        (jaxloss.triplet_loss, {"mining": "semihard"}, LABELS),
-        (jaxloss.info_nce_loss, {}, ROWS),
-        (jaxloss.retrieval_metrics, {}, LABELS),
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in [
-                (jaxloss.supervised_contrastive_loss, {}, LABELS),
-                (jaxloss.multi_similarity_loss, {"mining_margin": 0.1}, LABELS),
-                (jaxloss.circle_loss, {}, LABELS),
-                (jaxloss.triplet_loss, {"mining": "hard"}, LABELS),
-                (jaxloss.triplet_loss, {"mining": "all"}, LABELS),
-                (jaxloss.sigmoid_contrastive_loss, {}, ROWS),
-            ]
+        # A matrix of all similarities would be 1 GiB.
+        (partial(supcon, denominator="negatives"), (ROWS, LABELS), 150e6),
+        (partial(triplets, mining="semihard"), (ROWS, LABELS), 150e6),
+        (jaxloss.info_nce_loss, (ROWS, ROWS), 150e6),
+        (jaxloss.retrieval_metrics, (ROWS, LABELS), 150e6),
+        long(supcon, (ROWS, LABELS), 150e6),
+        long(partial(jaxloss.multi_similarity_loss, mining_margin=0.1), (ROWS, LABELS), 150e6),
+        long(jaxloss.circle_loss, (ROWS, LABELS), 150e6),
+        long(triplets, (ROWS, LABELS), 150e6),
+        long(partial(triplets, mining="all"), (ROWS, LABELS), 150e6),
+        long(jaxloss.sigmoid_contrastive_loss, (ROWS, ROWS), 150e6),
+        # Of gradients: 1 GiB, and 625 MiB of logits of 10,000 classes; 64 MiB of fewer rows.
+        long(gradient(partial(jaxloss.nca_loss, block_size=256)), (NARROW, LABELS), 64 * 2**20),
+        (gradient(jaxloss.prototypical_loss), (NARROW, LABELS), 64 * 2**20),
+        (
+            gradient(partial(jaxloss.prototypical_loss, num_classes=10_000, block_size=64)),
+            (NARROW, LABELS),
+            64 * 2**20,
+        ),
+        slow(gradient(partial(triplets, block_size=16, mining="semihard")), (SOME, OF_SOME), 2**24),
+        slow(
+            gradient(partial(triplets, block_size=16, mining="all", soft=True)),
+            (SOME, OF_SOME),
+            2**24,
         ),
     ],
-    ids=lambda x: getattr(x, "__name__", str(x)),
 )
-def test_blocks_bound_the_memory(loss, options, second):
-    """A matrix of all similarities would be 1 GiB."""
-    _, memory = compiled(partial(loss, **options), ROWS, second)
-    assert memory < 150e6
+def test_blocks_bound_the_memory(function, arrays, limit):
+    assert compiled(function, *arrays)[1] < limit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loss",
+    [jaxloss.sigmoid_contrastive_loss, long(jaxloss.info_nce_loss)],
+)
+def test_a_ring_bounds_the_memory_of_options(loss, monkeypatch):
+    """An array of all logits of a device would be 64 MiB."""
+    monkeypatch.setattr("jaxloss.pairs.visits.GATHERED_BYTES", 0)
+    run = over_mesh(partial(gradient_of_options, loss), P("batch"), P("batch"))
+    assert compiled(run, *FEW)[1] < 48 * 2**20
 
 
 @pytest.mark.parametrize("loss", [jaxloss.nca_loss, jaxloss.prototypical_loss])
@@ -139,16 +150,6 @@ def test_second_derivative_at_duplicates(loss):
         _, got = jax.jvp(gradient, (x,), (direction,))
         expected = (gradient(x + step * direction) - gradient(x - step * direction)) / (2 * step)
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-8)
-
-
-def test_derivatives_of_a_distance_that_is_rounded_below_zero():
-    """The clamp is of the value alone. Otherwise, second derivatives of near rows are wrong."""
-    arrays = jnp.array([[1.0 + 1e-6, 1.0]]), jnp.ones(1), jnp.ones(2)
-    value, gradients = jax.value_and_grad(
-        lambda *arrays: jnp.sum(negative_squared_distances(*arrays)), (0, 1, 2)
-    )(*arrays)
-    assert value == 0
-    chex.assert_trees_all_equal(gradients, (jnp.array([[2.0, 2.0]]), -2 * arrays[1], -arrays[2]))
 
 
 def test_ties_at_a_margin():

@@ -1,10 +1,11 @@
 """Losses of one's own, written with `jaxloss.pairs`, equal their dense forms.
 
-Values and gradients in float64: in tiles of 1, of 5 and of all rows, on four devices, and on an
+Values and derivatives in float64: in tiles of 1, of 5 and of all rows, on four devices, and on an
 Explicit mesh by `divided`.
 """
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import chex
@@ -19,6 +20,7 @@ from jaxtyping import Bool, Float, Integer
 import jaxloss
 from jaxloss import testing
 from jaxloss.pairs import (
+    ARGMAX,
     COUNT,
     LOGSUMEXP,
     MAX,
@@ -36,471 +38,369 @@ N, M, DIM = 8, 12, 5
 RNG = np.random.default_rng(3)
 X = RNG.normal(0.2, 0.8, (N, DIM))
 R = RNG.normal(0.2, 0.8, (M, DIM))
-Y, L = (np.array([0, 1, 2, 0, 1, 0, 3, 2])[:N], RNG.integers(-1, 4, M))
+Y, L = np.array([0, 1, 2, 0, 1, 0, 3, 2]), RNG.integers(-1, 4, M)
 BIAS = RNG.normal(size=M)
 LEVELS = RNG.normal(size=N)
+TARGETS, OF_R = RNG.integers(-1, 2, (N, 4)), RNG.integers(-1, 2, (M, 4))
 Rows = Float[Array, "n d"]
+Keys = Float[Array, "m d"]
 Labels = Integer[Array, " n"]
 
 
+# One loss of a batch and one of two towers, of any statistics, and their dense forms ----
+
+
 @jaxloss.divided()
-def hardness_weighted(
+def of_pairs(
     features: Rows,
-    labels: Labels,
+    labels: Labels | Integer[Array, "n C"],
     *,
-    hardness: Any = 2.0,
-    block_size: int | None = None,
+    statistics: Any,
+    references: Keys | jaxloss.Queue | None = None,
+    reference_labels: Integer[Array, " m"] | Integer[Array, "m C"] | None = None,
+    levels: Float[Array, " n"] | None = None,
+    reference_levels: Float[Array, " m"] | None = None,
+    steps: Labels | None = None,
+    reference_steps: Integer[Array, " m"] | None = None,
+    teacher: Float[Array, "n e"] | None = None,
+    reference_teacher: Float[Array, "m e"] | None = None,
+    scale: Any = 1.0,
+    similarity: Any = "cosine",
+    guide_similarity: Any = None,
     where: Bool[Array, " n"] | None = None,
-    sample_weights: Float[Array, " n"] | None = None,
-    reduction: Any = "mean",
-    axis_name: Any = None,
-):
-    """Hard negatives weigh more, and the hardest counts once more."""
-    pairs = compare(features, labels, where=where, block_size=block_size, axis_name=axis_name)
-
-    def weighted(pair, h):
-        return pair.similarity * 4.0 + jnp.where(pair.same, 0.0, h * pair.similarity)
-
-    sums, hardest = pairs.statistics(
-        jnp.asarray(hardness, pairs.dtype),
-        Statistic(LOGSUMEXP, weighted),
-        Statistic(MAX, lambda pair, h: pair.similarity * h),
-    )
-    counts = sums.has_positive & sums.has_negative
-    gaps = sums.negative - sums.positive + 0.5 * hardest.negative - hardest.positive
-    return pairs.reduce(
-        jax.nn.softplus(jnp.where(counts, gaps, 0.0)), counts, sample_weights, reduction
-    )
-
-
-def dense_hardness_weighted(x, y, hardness=2.0):
-    s, own, others = dense_pairs(x, y)
-    values = s * 4.0 + jnp.where(own, 0.0, hardness * s)
-    gaps = among(values, others) - among(values, own)
-    gaps += 0.5 * hardness * jnp.max(s, axis=1, where=others, initial=-jnp.inf)
-    gaps -= hardness * jnp.max(s, axis=1, where=own, initial=-jnp.inf)
-    counts = own.any(1) & others.any(1)
-    losses = jnp.where(counts, jax.nn.softplus(jnp.where(counts, gaps, 0.0)), 0.0)
-    return jnp.sum(losses) / jnp.sum(counts, dtype=losses.dtype)
-
-
-@jaxloss.divided()
-def leveled(
-    features: Rows,
-    labels: Labels,
-    *,
-    levels: Float[Array, " n"],
-    block_size: int | None = None,
-    where: Bool[Array, " n"] | None = None,
-    axis_name: Any = None,
-):
-    """Numbers of each anchor, and a mask that depends on them."""
-    pairs = compare(
-        features,
-        labels,
-        numbers={"level": levels},
-        similarity="inner",
-        where=where,
-        block_size=block_size,
-        axis_name=axis_name,
-    )
-
-    def gap(pair, scale):
-        gap = scale * (pair.similarity - pair.anchor["level"])
-        return jax.nn.softplus(gap * jnp.where(pair.same, -1.0, 1.0))
-
-    above = Statistic(
-        SUM, gap, lambda pair, _: pair.same | (pair.similarity > pair.anchor["level"] - 0.5)
-    )
-    (sums,) = pairs.statistics(jnp.asarray(1.5, pairs.dtype), above)
-    return pairs.reduce(sums.positive + sums.negative, jnp.ones_like(labels, bool))
-
-
-def dense_leveled(x, y, levels):
-    _, own, others = dense_pairs(x, y)
-    s = x @ x.T
-    values = 1.5 * (s - levels[:, None]) * jnp.where(own, -1.0, 1.0)
-    used = own | (others & (s > levels[:, None] - 0.5))
-    return jnp.mean(jnp.sum(jnp.where(used, jax.nn.softplus(values), 0.0), axis=1))
-
-
-@jaxloss.divided()
-def of_distances(
-    features: Rows,
-    labels: Labels,
-    *,
-    references: Float[Array, "m d"] | jaxloss.Queue | None = None,
-    reference_labels: Integer[Array, " m"] | None = None,
     reference_where: Bool[Array, " m"] | None = None,
-    block_size: int | None = None,
-    where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Any = "mean",
+    block_size: int | None = None,
     axis_name: Any = None,
 ):
-    """The contrastive loss of Hadsell et al., with a margin of 2."""
     pairs = compare(
         features,
         labels,
         references=references,
         reference_labels=reference_labels,
         reference_where=reference_where,
-        similarity="negative_distance",
-        where=where,
-        block_size=block_size,
-        axis_name=axis_name,
-    )
-
-    def near(pair, margin):
-        s = pair.similarity
-        return jnp.where(pair.same, s**2, jnp.maximum(margin + s, 0.0) ** 2)
-
-    (sums,) = pairs.statistics(jnp.asarray(2.0, pairs.dtype), Statistic(SUM, near))
-    counts = jnp.ones_like(labels, bool)
-    return pairs.reduce(sums.positive + sums.negative, counts, sample_weights, reduction)
-
-
-def dense_of_distances(x, y, r=None, of_r: Any = None):
-    others = x if r is None else r
-    squares = jnp.sum((x[:, None, :] - others[None, :, :]) ** 2, axis=2)
-    used = ~jnp.eye(len(x), dtype=bool) if r is None else (of_r >= 0)[None, :]
-    distances = jnp.where(squares == 0, 0.0, jnp.sqrt(jnp.where(squares == 0, 1.0, squares)))
-    same = y[:, None] == (y if of_r is None else of_r)[None, :]
-    values = jnp.where(same, squares, jnp.maximum(2.0 - distances, 0.0) ** 2)
-    return jnp.mean(jnp.sum(jnp.where(used, values, 0.0), axis=1))
-
-
-@jaxloss.divided()
-def biased_towers(
-    queries: Rows,
-    keys: Float[Array, "m d"],
-    *,
-    key_bias: Float[Array, " m"],
-    key_where: Bool[Array, " m"] | None = None,
-    block_size: int | None = None,
-    where: Bool[Array, " n"] | None = None,
-    axis_name: Any = None,
-):
-    """InfoNCE with a number of each key, in both directions."""
-    towers = compare_towers(
-        queries,
-        keys,
-        key_numbers=key_bias,
-        key_where=key_where,
-        where=where,
-        block_size=block_size,
-        axis_name=axis_name,
-    )
-    logits = Statistic(LOGSUMEXP, lambda pair, scale: scale * pair.similarity + pair.reference)
-    (rivals,), (of_keys,) = towers.statistics(
-        jnp.asarray(3.0, towers.own.dtype), logits, of_keys=True
-    )
-    number = queries.shape[0]
-    own = 3.0 * towers.own + key_bias[:number]
-    return towers.reduce(jax.nn.softplus(rivals - own) + jax.nn.softplus(of_keys[:number] - own))
-
-
-@jaxloss.divided
-def hardest_keys(
-    queries: Rows,
-    keys: Float[Array, "m d"],
-    *,
-    key_where: Bool[Array, " m"] | None = None,
-    block_size: int | None = None,
-    axis_name: Any = None,
-):
-    """The largest similarity of each query to another key, and of each key to another query."""
-    towers = compare_towers(
-        queries, keys, key_where=key_where, block_size=block_size, axis_name=axis_name
-    )
-    (of_queries,), (of_keys,) = towers.statistics(
-        (), Statistic(MAX, lambda pair, _: pair.similarity**2), of_keys=True
-    )
-    return towers.reduce(of_queries * towers.own + of_keys[: queries.shape[0]] * towers.own**2)
-
-
-def dense_hardest_keys(q, k):
-    s = unit(q) @ unit(k).T
-    others = ~jnp.eye(len(q), len(k), dtype=bool)
-    by_query = jnp.max(s * s, axis=1, where=others, initial=-jnp.inf)
-    by_key = jnp.max(s * s, axis=0, where=others, initial=-jnp.inf)[: len(q)]
-    own = jnp.diagonal(s)
-    return jnp.mean(by_query * own + by_key * own**2)
-
-
-@jaxloss.divided
-def singular(
-    features: Rows,
-    labels: Labels,
-    *,
-    temperatures: Float[Array, " n"],
-    where: Bool[Array, " n"] | None = None,
-    block_size: int | None = None,
-    axis_name: Any = None,
-):
-    """Values that are infinite for an anchor with itself, and divide by a number of the anchor."""
-    pairs = compare(
-        features,
-        labels,
-        similarity="negative_squared_distance",
-        where=where,
-        block_size=block_size,
-        axis_name=axis_name,
-    ).given(temperatures)
-    distances = Statistic(SUM, lambda pair, a: a * jnp.sqrt(-pair.similarity) / pair.anchor)
-    logs = Statistic(LOGSUMEXP, lambda pair, a: -jnp.log(-pair.similarity) / pair.anchor)
-    sums, logits = pairs.statistics(1.5, distances, logs)
-    counts = logits.has_positive & logits.has_negative
-    values = sums.positive + jnp.where(counts, logits.negative - logits.positive, 0.0)
-    return pairs.reduce(values, counts)
-
-
-def dense_singular(x, y, temperatures, where=None):
-    squares = jnp.sum((x[:, None, :] - x[None, :, :]) ** 2, axis=2)
-    valid = jnp.ones(len(x), bool) if where is None else where
-    used = ~jnp.eye(len(x), dtype=bool) & valid[:, None] & valid[None, :]
-    squares = jnp.where(used, squares, 1.0)
-    divisor = jnp.where(valid, temperatures, 1.0)[:, None]
-    same = y[:, None] == y[None, :]
-    sums = jnp.sum(jnp.where(used & same, 1.5 * jnp.sqrt(squares) / divisor, 0.0), axis=1)
-    logits = -jnp.log(squares) / divisor
-    counts = (used & same).any(1) & (used & ~same).any(1)
-    gaps = among(logits, used & ~same) - among(logits, used & same)
-    losses = jnp.where(counts, sums + jnp.where(counts, gaps, 0.0), 0.0)
-    return jnp.sum(losses) / jnp.sum(counts, dtype=losses.dtype)
-
-
-@jaxloss.divided
-def of_both_rows(
-    features: Rows,
-    labels: Labels,
-    *,
-    weights: Float[Array, " n"],
-    sessions: Labels,
-    references: Float[Array, "m d"] | None = None,
-    reference_labels: Integer[Array, " m"] | None = None,
-    reference_weights: Float[Array, " m"] | None = None,
-    block_size: int | None = None,
-    axis_name: Any = None,
-):
-    """Numbers of both rows, floats and integers; the smallest value, and the number of pairs."""
-    of_references = None
-    if reference_weights is not None and reference_labels is not None:
-        of_references = {"weight": reference_weights, "session": reference_labels % 2}
-    pairs = compare(
-        features,
-        labels,
-        references=references,
-        reference_labels=reference_labels,
-        numbers={"weight": weights, "session": sessions},
-        reference_numbers=of_references,
-        block_size=block_size,
-        axis_name=axis_name,
-    )
-
-    def value(pair, scale):
-        return scale * pair.similarity * pair.reference["weight"] + pair.anchor["weight"] ** 2
-
-    def mask(pair, _):
-        return pair.anchor["session"] >= pair.reference["session"]
-
-    sums, least, count = pairs.statistics(
-        1.5, Statistic(SUM, value, mask), Statistic(MIN, value, mask), Statistic(COUNT, mask=mask)
-    )
-    counts = least.has_negative & count.has_negative & sums.has_negative
-    values = sums.negative / jnp.maximum(count.negative, 1) + jnp.where(counts, least.negative, 0)
-    return pairs.reduce(values + sums.positive, counts)
-
-
-def dense_of_both_rows(x, y, w, sessions, r: Any = None, of_r: Any = None, w_r: Any = None):
-    others, of_others, ws = (x, y, w) if r is None else (r, of_r, w_r)
-    theirs = sessions if r is None else of_r % 2
-    s = unit(x) @ unit(others).T
-    valid = ~jnp.eye(len(x), dtype=bool) if r is None else (of_r >= 0)[None, :]
-    same = y[:, None] == of_others[None, :]
-    used = valid & (sessions[:, None] >= theirs[None, :])
-    values = 1.5 * s * ws[None, :] + w[:, None] ** 2
-    negative, positive = used & ~same, used & same
-    counts = negative.any(1)
-    mean = jnp.sum(values, axis=1, where=negative) / jnp.maximum(
-        negative.sum(1, dtype=values.dtype), 1
-    )
-    least = jnp.min(values, axis=1, where=negative, initial=jnp.inf)
-    total = mean + jnp.where(counts, least, 0.0) + jnp.sum(values, axis=1, where=positive)
-    return jnp.sum(jnp.where(counts, total, 0.0)) / jnp.sum(counts, dtype=total.dtype)
-
-
-@jaxloss.divided
-def guided(
-    features: Rows,
-    labels: Labels,
-    *,
-    teacher: Float[Array, "n e"],
-    guide_similarity: Any = None,
-    block_size: int | None = None,
-    axis_name: Any = None,
-):
-    pairs = compare(
-        features,
-        labels,
+        numbers=numbers_of(levels, steps),
+        reference_numbers=numbers_of(reference_levels, reference_steps),
         guide=teacher,
+        reference_guide=reference_teacher,
         guide_similarity=guide_similarity,
+        similarity=similarity,
+        where=where,
         block_size=block_size,
         axis_name=axis_name,
     )
-    follow = Statistic(SUM, lambda pair, _: (pair.similarity - pair.guide) ** 2)
-    near = Statistic(LOGSUMEXP, mask=lambda pair, _: pair.guide > -1.0)
-    sums, nearest = pairs.statistics((), follow, near)
-    values = sums.positive + sums.negative
-    return pairs.reduce(values + jnp.where(nearest.has_negative, nearest.negative, 0))
-
-
-def dense_guided(x, y, teacher, of_teacher=None):
-    s, own, others = dense_pairs(x, y)
-    far = jnp.sum((teacher[:, None] - teacher[None]) ** 2, axis=2)
-    guide = {
-        None: unit(teacher) @ unit(teacher).T,
-        "inner": teacher @ teacher.T,
-        "negative_distance": -jnp.sqrt(jnp.where(far > 0, far, 1.0)),
-        "negative_squared_distance": -far,
-    }[of_teacher]
-    guide, used = jax.lax.stop_gradient(guide), others & (guide > -1.0)
-    total = jnp.sum((s - guide) ** 2, axis=1, where=own | others)
-    return jnp.mean(total + jnp.where(used.any(1), among(s, used), 0.0))
+    found = pairs.statistics({"scale": scale}, *statistics)
+    values = total([(x.positive, x.has_positive, x.negative, x.has_negative) for x in found])
+    counts = found[0].has_positive | found[0].has_negative
+    return pairs.reduce(values, counts, sample_weights, reduction)
 
 
 @jaxloss.divided
-def towers_of_ids(
+def of_towers(
     queries: Rows,
-    keys: Float[Array, "m d"],
+    keys: Keys,
     *,
-    ids: Labels,
-    key_ids: Integer[Array, " m"],
-    weights: Float[Array, " n"],
-    key_weights: Float[Array, " m"],
-    teacher: Float[Array, "n e"],
-    key_teacher: Float[Array, "m e"],
+    statistics: Any,
+    ids: Labels | None = None,
+    key_ids: Integer[Array, " m"] | None = None,
+    levels: Float[Array, " n"] | None = None,
+    key_levels: Float[Array, " m"] | None = None,
+    teacher: Float[Array, "n e"] | None = None,
+    key_teacher: Float[Array, "m e"] | None = None,
+    scale: Any = 1.0,
+    similarity: Any = "cosine",
+    where: Bool[Array, " n"] | None = None,
+    key_where: Bool[Array, " m"] | None = None,
+    of_keys: bool = True,
     block_size: int | None = None,
     axis_name: Any = None,
 ):
-    """Ids and numbers of both towers, and guides, in both directions."""
+    """Of the other keys of each query and, with `of_keys`, of the other queries of its key."""
     towers = compare_towers(
         queries,
         keys,
         ids=ids,
         key_ids=key_ids,
-        numbers=weights,
-        key_numbers=key_weights,
+        numbers=numbers_of(levels),
+        key_numbers=numbers_of(key_levels),
         guide=teacher,
         key_guide=key_teacher,
-        similarity="inner",
+        similarity=similarity,
+        where=where,
+        key_where=key_where,
         block_size=block_size,
         axis_name=axis_name,
     )
+    found = towers.statistics({"scale": scale}, *statistics)
+    if of_keys:
+        found, others = towers.statistics({"scale": scale}, *statistics, of_keys=True)
+        found = *found, *(x[: queries.shape[0]] for x in others)
+    values = total([(x, jnp.isfinite(x)) for x in found]) + towers.own**2
+    return towers.reduce(values if towers.own_guide is None else values * towers.own_guide)
 
-    def value(pair, _):
-        return pair.similarity * pair.anchor - pair.reference**2 * pair.guide
 
-    (sums, largest), (of_keys, _) = towers.statistics(
-        (), Statistic(SUM, value), Statistic(MAX, value), of_keys=True
+def numbers_of(levels, steps=None):
+    numbers = {"level": levels} if steps is None else {"level": levels, "step": steps}
+    return None if levels is None else numbers
+
+
+def total(found) -> Any:
+    """A number of each row, to which each statistic adds another function of itself."""
+    flat = [x for of in found for x in of]
+    sums = 0.0
+    for k, (values, has) in enumerate(zip(flat[::2], flat[1::2], strict=True)):
+        sums += jnp.where(has, jnp.sin((k + 1.5) * jnp.where(has, values, 0.0) + k), 0.0)
+    return sums
+
+
+def dense_of_pairs(features, labels, *, statistics, similarity="cosine", scale=1.0, **given):
+    references: Any = given.get("references")
+    where = given.get("where")
+    n = len(features)
+    valid = np.ones(n, bool) if where is None else where
+    features, levels = filled(features, valid), filled(given.get("levels"), valid)
+    own = levels, given.get("steps"), given.get("teacher")
+    x, of_x, theirs = features, labels, own
+    used = valid[:, None] & valid[None, :] & ~np.eye(n, dtype=bool)
+    if references is not None:
+        x, of_x = references, jnp.asarray(given["reference_labels"])
+        theirs = [given.get(f"reference_{name}") for name in ("levels", "steps", "teacher")]
+        known = jnp.any(of_x.reshape(of_x.shape[0], -1) >= 0, axis=1)
+        used = valid[:, None] & known[None, :]
+    if labels.ndim == 2:  # Overlaps of the classes that are known of both.
+        known = (labels[:, None] >= 0) & (of_x[None] >= 0)
+        either = jnp.sum(known & ((labels[:, None] > 0) | (of_x[None] > 0)), axis=2)
+        both = jnp.sum(known & (labels[:, None] > 0) & (of_x[None] > 0), axis=2)
+        same: Any = both / jnp.maximum(either, 1)
+    else:
+        same = labels[:, None] == of_x[None, :]
+    of_guides = given.get("guide_similarity") or similarity
+    pair = dense_pair((similarity, features, x), (of_guides, own[2], theirs[2]), used, own, theirs)
+    pair.same = same
+    found = dense_statistics(statistics, pair, scale, used, (same > 0, same == 0), axis=1)
+    counts = found[0][1] | found[0][3]
+    return jnp.sum(jnp.where(counts, total(found), 0)) / jnp.sum(counts)
+
+
+def dense_of_towers(queries, keys, *, statistics, similarity="cosine", scale=1.0, **given):
+    n, m = len(queries), len(keys)
+    valid, key_valid = (
+        given.get("where", np.ones(n, bool)),
+        given.get("key_where", np.ones(m, bool)),
     )
-    own_guide: Any = towers.own_guide
-    found = of_keys[: queries.shape[0]] * own_guide
-    return towers.reduce(jnp.sin(sums) + found + towers.own**2 + largest)
+    valid = valid & key_valid[:n]
+    key_valid = jnp.concatenate([valid, key_valid[n:]])
+    used = valid[:, None] & key_valid[None, :] & ~np.eye(n, m, dtype=bool)
+    if "ids" in given:
+        ids = given["ids"]
+        key_ids = given.get("key_ids", jnp.concatenate([ids, np.full(m - n, -1)]))
+        used &= (ids[:, None] != key_ids[None, :]) | (ids[:, None] < 0)
+    queries, keys = filled(queries, valid), filled(keys, key_valid)
+    own = filled(given.get("levels"), valid), None, given.get("teacher")
+    theirs = filled(given.get("key_levels"), key_valid), None, given.get("key_teacher")
+    s = dense_similarities(similarity, queries, keys)
+    pair = dense_pair(
+        (similarity, queries, keys), (similarity, own[2], theirs[2]), used, own, theirs
+    )
+    found = dense_statistics(statistics, pair, scale, used, (True,), axis=1)
+    if given.get("of_keys", True):
+        of_keys = dense_statistics(statistics, pair, scale, used, (True,), axis=0)
+        found += [[x[:n] for x in of] for of in of_keys]
+    values = total(found) + jnp.diagonal(s) ** 2
+    values = values if pair.guide is None else values * jnp.diagonal(pair.guide)
+    return jnp.sum(jnp.where(valid, values, 0)) / jnp.sum(valid)
 
 
-def dense_towers_of_ids(q, k, ids, key_ids, w, w_k, t, t_k):
-    guide = jax.lax.stop_gradient(t @ t_k.T)
-    used = ~jnp.eye(len(q), len(k), dtype=bool)
-    used &= (ids[:, None] != key_ids[None, :]) | (ids[:, None] < 0)
-    every = (q @ k.T) * w[:, None] - w_k[None, :] ** 2 * guide
-    values, largest = jnp.where(used, every, 0.0), jnp.where(used, every, -jnp.inf).max(1)
-    found = jnp.sum(values, axis=0)[: len(q)] * jnp.diagonal(guide)
-    own = jnp.sum(q * k[: len(q)], axis=1)
-    return jnp.mean(jnp.sin(jnp.sum(values, axis=1)) + found + own**2 + largest)
+def filled(rows, valid):
+    """Rows that do not count are NaN."""
+    return rows if rows is None else jnp.where(valid.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0.5)
 
 
-def dense_biased_towers(q, k, bias):
-    logits = 3.0 * unit(q) @ unit(k).T + bias[None, :]
-    own = jnp.diagonal(logits)
-    by_query = jax.nn.logsumexp(logits, axis=1) - own
-    by_key = jax.nn.logsumexp(logits, axis=0)[: len(q)] - own
-    return jnp.mean(by_query + by_key)
+def dense_similarities(similarity, a, b):
+    if similarity == "cosine":
+        a, b = (x / jnp.linalg.norm(x, axis=1, keepdims=True) for x in (a, b))
+    if similarity in ("cosine", "inner"):
+        return jnp.sum(a[:, None] * b[None], axis=2)
+    far = jnp.sum((a[:, None] - b[None]) ** 2, axis=2)
+    return -far if "squared" in similarity else -(jnp.where(far > 0, far, 1) ** 0.5) * (far > 0)
 
 
-def unit(x):
-    return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+def dense_pair(compared, guides, used, own, theirs):
+    """What is a pole at a pair that does not count gets the similarity of another."""
+    s = dense_similarities(*compared)
+    guide = None if guides[1] is None else jax.lax.stop_gradient(dense_similarities(*guides))
+    return SimpleNamespace(
+        similarity=jnp.where(used, s, jax.lax.stop_gradient(jnp.max(jnp.where(used, s, -99)))),
+        anchor={k: None if x is None else x[:, None] for k, x in zip(NAMES, own, strict=False)},
+        reference={k: None if x is None else x[None] for k, x in zip(NAMES, theirs, strict=False)},
+        guide=guide,
+    )
 
 
-def among(values, mask):
-    return jax.nn.logsumexp(values, axis=1, where=mask)
-
-
-def dense_pairs(x, y):
-    """Cosines, and which pairs are of one class and of two."""
-    same, own = y[:, None] == y[None, :], jnp.eye(len(x), dtype=bool)
-    return unit(x) @ unit(x).T, same & ~own, ~same
-
-
-CASES = {
-    "hardness": (hardness_weighted, dense_hardness_weighted, {"features": X, "labels": Y}),
-    "given": (leveled, dense_leveled, {"features": X, "labels": Y, "levels": LEVELS}),
-    "distances": (of_distances, dense_of_distances, {"features": X, "labels": Y}),
-    "references": (
-        of_distances,
-        dense_of_distances,
-        {"features": X, "labels": Y, "references": R, "reference_labels": L},
-    ),
-    "towers": (biased_towers, dense_biased_towers, {"queries": X, "keys": R, "key_bias": BIAS}),
-    "largest": (hardest_keys, dense_hardest_keys, {"queries": X, "keys": R}),
-    "singular": (
-        singular,
-        dense_singular,
-        {"features": X, "labels": Y, "temperatures": 1 + LEVELS**2},
-    ),
-    "both rows": (
-        of_both_rows,
-        dense_of_both_rows,
-        {"features": X, "labels": Y, "weights": LEVELS, "sessions": np.arange(N) % 3},
-    ),
-    "both, of references": (
-        of_both_rows,
-        dense_of_both_rows,
-        {
-            **{"features": X, "labels": Y, "weights": LEVELS, "sessions": np.arange(N) % 3},
-            **{"references": R, "reference_labels": L, "reference_weights": BIAS},
-        },
-    ),
-    **{
-        f"guide: {similarity}": (
-            partial(guided, guide_similarity=similarity),
-            partial(dense_guided, of_teacher=similarity),
-            {"features": X, "labels": Y, "teacher": R[:N, :3] + 3},
-        )
-        for similarity in (None, "inner", "negative_distance", "negative_squared_distance")
-    },
-    "towers of ids": (
-        towers_of_ids,
-        dense_towers_of_ids,
-        {
-            **{"queries": X, "keys": R, "ids": Y - 1, "key_ids": np.arange(M) % 5 - 1},
-            **{"weights": LEVELS, "key_weights": BIAS},
-            **{"teacher": X[:, :2], "key_teacher": R[:, 1:3]},
-        },
-    ),
-    "as many keys": (
-        biased_towers,
-        dense_biased_towers,
-        {"queries": X, "keys": R[:N], "key_bias": BIAS[:N]},
-    ),
+NAMES = "level", "step"
+REDUCTIONS = {
+    LOGSUMEXP: lambda v, m, axis: jax.nn.logsumexp(v, axis, where=m),
+    SUM: lambda v, m, axis: jnp.sum(v, axis, where=m),
+    MAX: lambda v, m, axis: jnp.max(v, axis, where=m, initial=-jnp.inf),
+    MIN: lambda v, m, axis: jnp.min(v, axis, where=m, initial=jnp.inf),
+    COUNT: lambda v, m, axis: jnp.sum(m, axis, dtype=v.dtype),
 }
 
 
-def gradients(loss, arrays):
-    """The value, and the gradients by all floats."""
+def dense_statistics(statistics, pair, scale, used, groups, axis):
+    """Of each statistic, for each group of pairs: the numbers, and which rows have one."""
+    found = []
+    for reduction, value, mask, *_ in statistics:
+        counts = used if mask is None else used & mask(pair, {"scale": scale})
+        values = value(pair, {"scale": scale})
+        masks = [counts & group for group in groups]
+        of_groups = [(REDUCTIONS[reduction](values, m, axis), m.any(axis)) for m in masks]
+        found.append([x for of in of_groups for x in of])
+    return found
+
+
+# What is compared ----
+
+
+def bent(pair, params):
+    """Differs by class, and is not linear."""
+    bend = (pair.similarity - 0.2) ** 2
+    return jnp.where(pair.same, -bend, params["scale"] * pair.similarity + bend / 4)
+
+
+def hinge(pair, params):
+    """Of distances, as in the contrastive loss of Hadsell et al."""
+    s = pair.similarity
+    return jnp.where(pair.same, s**2, jnp.maximum(params["scale"] + s, 0.0) ** 2)
+
+
+def singular(pair, params):
+    """Infinite for an anchor with itself, and divided by a number of the anchor."""
+    return params["scale"] * jnp.sqrt(-pair.similarity) / pair.anchor["level"]
+
+
+def near(pair, _):
+    return -jnp.log(-pair.similarity) / pair.anchor["level"]
+
+
+def between(pair, params):
+    """Of the numbers of both rows."""
+    own = pair.anchor["level"] ** 2
+    return params["scale"] * pair.similarity * pair.reference["level"] + own
+
+
+def earlier(pair, _):
+    return pair.anchor["step"] >= pair.reference["step"]
+
+
+def above(pair, _):
+    return pair.similarity > pair.anchor["level"] - 0.5
+
+
+def overlapping(pair, params):
+    return pair.same * jax.nn.softplus(params["scale"] - pair.similarity) + bent(pair, params)
+
+
+def follow(pair, _):
+    return (pair.similarity - pair.guide) ** 2
+
+
+def guided(pair, _):
+    return pair.guide > -1.0
+
+
+def key_logit(pair, params):
+    return params["scale"] * pair.similarity + pair.reference["level"]
+
+
+def weighed_key(pair, _):
+    both = pair.similarity * pair.anchor["level"]
+    return both - pair.reference["level"] ** 2 * pair.guide
+
+
+BATCH = {"features": X, "labels": Y, "scale": np.float64(1.7)}
+REFERENCES = {"references": R, "reference_labels": L}
+NUMBERS = {"levels": LEVELS, "steps": np.arange(N) % 3}
+OF_REFERENCES = {**REFERENCES, "reference_levels": BIAS, "reference_steps": L % 2}
+TOWERS = {"queries": X, "keys": R, "scale": np.float64(3.0), "key_levels": BIAS}
+IDS = {"ids": Y - 1, "key_ids": np.arange(M) % 5 - 1, "levels": LEVELS}
+TEACHERS = {"teacher": X[:, :2], "key_teacher": R[:, 1:3]}
+SOME, KEYS = np.arange(N) % 4 != 1, np.arange(M) % 7 != 2  # Own keys, and others.
+POSITIVE = {"levels": 1 + LEVELS**2}
+PADDING = {"where": SOME, "features": np.where(SOME[:, None], X, np.nan)}
+PADDING["levels"] = np.where(SOME, POSITIVE["levels"], np.nan)
+KEY_PADDING = {"where": SOME, "key_where": KEYS, "keys": np.where(KEYS[:, None], R, np.nan)}
+KEY_PADDING["key_levels"] = np.where(KEYS, BIAS, np.nan)
+SAME_KEY = {"keys": np.concatenate([X[:1], R[1:]])}  # Their distance has no gradient.
+DISTANCE, SQUARE = "negative_distance", "negative_squared_distance"
+OF_EACH = tuple(Statistic(reduction, bent) for reduction in (LOGSUMEXP, SUM, MAX))
+OF_NUMBERS = (
+    *(Statistic(SUM, between, earlier), Statistic(MIN, between, earlier)),
+    *(Statistic(COUNT, mask=earlier), Statistic(LOGSUMEXP, between, above)),
+)
+HINGE = (Statistic(SUM, hinge),)
+SINGULAR = (Statistic(SUM, singular), Statistic(LOGSUMEXP, near))
+OVERLAPS = (Statistic(SUM, overlapping), Statistic(LOGSUMEXP, bent))
+OF_GUIDES = (Statistic(SUM, follow), Statistic(LOGSUMEXP, mask=guided))
+OF_KEYS = (Statistic(SUM, weighed_key), Statistic(MAX, weighed_key))
+LOGITS = (Statistic(LOGSUMEXP, key_logit), Statistic(MAX, lambda pair, _: pair.similarity**2))
+CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "by class": (OF_EACH, {}, BATCH),
+    "distances": (HINGE, {"similarity": DISTANCE}, BATCH),
+    "references": (HINGE, {"similarity": DISTANCE}, BATCH | REFERENCES),
+    "squares of references": (OF_EACH, {"similarity": SQUARE}, BATCH | REFERENCES),
+    "singular": (SINGULAR, {"similarity": SQUARE}, BATCH | POSITIVE),
+    "padding": (SINGULAR, {"similarity": SQUARE}, BATCH | PADDING),
+    "both rows": (OF_NUMBERS, {"similarity": "inner"}, BATCH | NUMBERS),
+    "both, of references": (OF_NUMBERS, {}, BATCH | NUMBERS | OF_REFERENCES),
+    "overlaps": (OVERLAPS, {"similarity": "inner"}, BATCH | {"labels": TARGETS}),
+    "overlaps with references": (
+        OVERLAPS,
+        {"similarity": SQUARE},
+        BATCH | {"labels": TARGETS, "references": R, "reference_labels": OF_R},
+    ),
+    **{
+        f"guide: {of_guides}": (
+            OF_GUIDES,
+            {"guide_similarity": of_guides},
+            BATCH | {"teacher": R[:N, :3] + 3},
+        )
+        for of_guides in (None, "inner", DISTANCE, SQUARE)
+    },
+    "towers": (LOGITS, {}, TOWERS),
+    "as many keys": (LOGITS, {"of_keys": False}, TOWERS | {"keys": R[:N], "key_levels": BIAS[:N]}),
+    "towers of ids": (OF_KEYS, {"similarity": "inner"}, TOWERS | IDS | TEACHERS),
+    "padding in towers": (
+        LOGITS[:1],
+        {"similarity": SQUARE},
+        TOWERS | KEY_PADDING | {"ids": Y - 1},
+    ),
+    "distances of towers": (
+        (Statistic(LOGSUMEXP),),
+        {"similarity": DISTANCE, "of_keys": False},
+        TOWERS | SAME_KEY,
+    ),
+}
+"""Statistics, options and arrays; with queries, of towers."""
+
+
+def derivatives(loss, arrays, order=1):
+    """The value, the gradients by all floats and, of order 2, products of the Hessian."""
     floats = {name: x for name, x in arrays.items() if x.dtype.kind == "f"}
     others = {name: x for name, x in arrays.items() if name not in floats}
-    run = jax.value_and_grad(lambda floats: loss(**floats, **others))
+    gradient = jax.value_and_grad(lambda floats: loss(**floats, **others))
+    if order == 1:
+        return jax.jit(gradient, compiler_options=QUICK)(floats)
+
+    def along(floats):
+        return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, gradient(floats)[1], direction)))
+
+    def run(floats):
+        first, (_, product) = jax.jvp(gradient, (floats,), (direction,))
+        return (*first, product) if order == 2 else (*first, product, jax.grad(along)(floats))
+
+    direction = jax.tree.map(lambda x: jnp.cos(3 * jnp.nan_to_num(x) + 1), floats)
     return jax.jit(run, compiler_options=QUICK)(floats)
 
 
@@ -513,201 +413,161 @@ def gradients(loss, arrays):
         pytest.param("alone", 5, marks=pytest.mark.slow),
         pytest.param("shard_map", 1, marks=pytest.mark.slow),
         pytest.param("shard_map", None, marks=pytest.mark.long),
+        pytest.param("ring", 2, marks=pytest.mark.long),
         pytest.param("Explicit", 5, marks=pytest.mark.slow),
     ],
 )
-def test_losses_of_ones_own_equal_dense_forms(name, place, block_size):
-    loss, dense, arrays = CASES[name]
-    loss = partial(loss, block_size=block_size)
+def test_losses_of_ones_own_equal_dense_forms(name, place, block_size, monkeypatch):
+    statistics, options, arrays = CASES[name]
+    loss, dense = (
+        (of_towers, dense_of_towers) if "queries" in arrays else (of_pairs, dense_of_pairs)
+    )
+    options = options | {"statistics": statistics}
+    # Hessians in forward mode, and around the ring in reverse mode, too.
+    order = {("alone", 5): 2, ("ring", 2): 3}.get((place, block_size), 1)
+    loss = partial(loss, block_size=block_size, **options)
     with enable_x64(True):
         arrays = {key: jnp.asarray(value) for key, value in arrays.items()}
-        expected = gradients(lambda **given: dense(*(given[key] for key in arrays)), arrays)
-        if place == "shard_map":
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            expected = derivatives(partial(dense, **options), arrays, min(order, 2))
+        expected = (*expected, expected[-1]) if order == 3 else expected
+        if place == "ring":
+            monkeypatch.setattr("jaxloss.pairs.visits.GATHERED_BYTES", 0)
+        if place in ("shard_map", "ring"):
             loss = jaxloss.sharded_loss(loss, mesh(), "batch")
         elif place == "Explicit":
             rows = NamedSharding(mesh(kind=AxisType.Explicit), P("batch"))
-            arrays = jax.device_put(arrays, rows)
-        got = gradients(loss, arrays)
+            everywhere = NamedSharding(mesh(kind=AxisType.Explicit), P())
+            arrays = {
+                k: jax.device_put(x, rows if x.ndim else everywhere) for k, x in arrays.items()
+            }
+        got = derivatives(loss, arrays, order)
     chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("kind", [None, *AxisType][:3:2])
-def test_a_queue_takes_the_place_of_references(kind):
-    """Here of seven places, which do not spread evenly over four devices, and one empty."""
-    queue = jaxloss.make_queue(7, DIM)
-    x, y = jnp.asarray(X, jnp.float32), jnp.asarray(Y)
-    queue = jaxloss.push(queue, jnp.asarray(R[:6], jnp.float32), y[:6])
+@pytest.mark.parametrize("place", ["alone", "Explicit", "shard_map"])
+def test_a_queue_takes_the_place_of_references(place):
+    """Of seven places, which do not spread evenly over four devices, and one empty.
 
-    def dense(x):
-        return dense_of_distances(x, y, queue.features, queue.labels)
-
-    expected = jax.value_and_grad(dense)(x)
-    rows = x, y
-    if kind is not None:
-        rows = jax.device_put(rows, NamedSharding(mesh(kind=AxisType.Explicit), P("batch")))
-
-    @jax.jit
-    def run(x, y, queue):
-        def loss(x, features):
-            return of_distances(x, y, references=queue._replace(features=features))
-
-        return jax.value_and_grad(loss, (0, 1))(x, queue.features)
-
-    value, (of_rows, of_queue) = run(*rows, queue)
-    chex.assert_trees_all_close((value, of_rows), expected, rtol=1e-4, atol=1e-6)
-    assert not np.any(np.asarray(of_queue))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spread", [False, True])
-def test_numbers_and_guides_of_a_queue(spread):
-    """They are as its rows: the same on every device, each of which takes a share."""
+    Its numbers and guides are as its rows: the same on every device, each of which takes a share.
+    """
     x, y, ages = jnp.asarray(X, jnp.float32), jnp.asarray(Y), jnp.linspace(0.5, 2, 7)
     queue = jaxloss.push(jaxloss.make_queue(7, DIM), jnp.asarray(R[:6], jnp.float32), y[:6])
 
-    def loss(x, y, ages, queue, axis_name=None):
-        how: Any = {"guide": x[:, :2], "reference_guide": queue.features[:, :2]}
-        pairs = compare(x, y, references=queue, reference_numbers=ages, axis_name=axis_name, **how)
-        value = Statistic(SUM, lambda pair, _: pair.similarity * pair.reference + pair.guide)
-        (sums,) = pairs.statistics((), value)
-        return pairs.reduce(sums.positive - sums.negative)
+    used = jnp.arange(7) != 1
+    is_known = place != "Explicit"  # Where annotations spread the numbers as those of references.
+
+    def value(pair, params):
+        more = pair.similarity * pair.reference["level"] + pair.guide if is_known else 0.0
+        return hinge(pair, params) + more
+
+    options: Any = {"statistics": (Statistic(SUM, value),), "similarity": DISTANCE, "scale": 2.0}
+
+    def known(x, queue, ages):
+        guide = {"teacher": x[:, :2], "reference_teacher": queue.features[:, :2]}
+        guide |= {"reference_levels": ages, "guide_similarity": "inner"}
+        return options | (guide if is_known else {})
+
+    def loss(x, y, ages, queue, **more):
+        rows = {"references": queue, "reference_where": used}
+        return of_pairs(x, y, **rows, **known(x, queue, ages), **more)
 
     def dense(x, ages):
-        s, guide = unit(x) @ unit(queue.features[:6]).T, unit(x[:, :2]) @ unit(R[:6, :2]).T
-        values = s * ages[None, :6] + jax.lax.stop_gradient(guide).astype(s.dtype)
-        same = y[:, None] == queue.labels[None, :6]
-        return jnp.mean(jnp.sum(jnp.where(same, values, -values), axis=1))
+        kept = jnp.where(used, queue.labels, -1)
+        rows = {"references": queue.features, "reference_labels": kept}
+        return dense_of_pairs(x, y, **rows, **known(x, queue, ages))
 
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        expected = jax.value_and_grad(dense, (0, 1))(x, ages)
+    rows: Any = (x, y)
     run: Any = loss
-    if spread:
-        rows = P("b"), P("b"), P(), P()
-        run = over_mesh(partial(loss, axis_name="b"), rows, P(), names=("b",))
-    got = jax.jit(jax.value_and_grad(lambda x, ages: run(x, y, ages, queue), (0, 1)))(x, ages)
-    chex.assert_trees_all_close(
-        got, jax.value_and_grad(dense, (0, 1))(x, ages), rtol=1e-4, atol=1e-5
-    )
+    if place == "Explicit":
+        rows = jax.device_put(rows, NamedSharding(mesh(kind=AxisType.Explicit), P("batch")))
+    elif place == "shard_map":
+        run = over_mesh(partial(loss, axis_name="batch"), (P("batch"), P("batch"), P(), P()), P())
+
+    def both(x, ages, features):
+        return run(x, rows[1], ages, queue._replace(features=features))
+
+    got = jax.jit(jax.value_and_grad(both, (0, 1, 2)))(rows[0], ages, queue.features)
+    value, (*gradients, of_queue) = got
+    chex.assert_trees_all_close((value, tuple(gradients)), expected, rtol=1e-4, atol=1e-5)
+    assert not np.any(np.asarray(of_queue))
 
 
 def test_losses_of_ones_own_keep_the_contract(monkeypatch):
     """In what the dense forms do not show."""
     rules = ("jit", "masks", "padding_leaks", "device_gradients")
     monkeypatch.setattr(testing, "RULES", [r for r in testing.RULES if r.name in rules])
+    loss = partial(of_pairs, statistics=OF_EACH)
 
     def rows(rng, n):
         return rng.normal(size=(n, DIM)), rng.integers(0, 3, n)
 
-    check_loss(hardness_weighted, rows)
+    check_loss(loss, rows)
 
     def without_the_mask(features, labels, *, where=None, **options):
-        return hardness_weighted(features, labels, **options)
+        return loss(features, labels, **options)
 
     with pytest.raises(ContractError, match="mask"):
         check_loss(without_the_mask, rows)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block_size", [None, 3])
-def test_numbers_of_rows_that_do_not_count_do_not_leak(block_size):
-
-    def of_both(loss, x, temperatures):
-        return loss(x, temperatures=temperatures)
-
-    where = np.arange(N) % 4 != 1
-    with enable_x64(True):
-        x, y, where = jnp.asarray(X), jnp.asarray(Y), jnp.asarray(where)
-        temperatures = jnp.where(where, 1 + LEVELS**2, jnp.nan)
-        run = partial(singular, labels=y, where=where, block_size=block_size)
-        dense = partial(dense_singular, y=y, where=where)
-        got, expected = (
-            jax.jit(jax.value_and_grad(partial(of_both, f), (0, 1)))(x, temperatures)
-            for f in (run, dense)
-        )
-    chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-11)
-    keys = np.where(np.arange(M)[:, None] == 9, np.nan, R)
-    bias, used = np.where(np.arange(M) == 9, np.nan, 1 + BIAS**2), np.arange(M) != 9
-
-    def loss(q, k, b):
-        towers = compare_towers(
-            q, k, key_numbers=b, key_where=jnp.asarray(used), block_size=block_size
-        )
-        ratio = Statistic(LOGSUMEXP, lambda pair, _: pair.similarity / pair.reference)
-        (sums,) = towers.statistics((), ratio)
-        return towers.reduce(sums)
-
-    arrays = [jnp.asarray(a, jnp.float32) for a in (X, keys, bias)]
-    run = jax.jit(jax.value_and_grad(loss, (0, 1, 2)), compiler_options=QUICK)
-    value, gradients = run(*arrays)
-    assert np.isfinite(value)
-    assert all(np.isfinite(gradient).all() for gradient in gradients)
-
-
+@pytest.mark.parametrize("block_size", [None, 2])
 @pytest.mark.parametrize(
     ("similarity", "value", "mask"),
     [
-        ("inner", lambda s: -jnp.log(s), None),
-        ("inner", lambda s: 1 / s, lambda s: s > 0.3),
-        ("negative_squared_distance", lambda s: jnp.sqrt(1 + s), None),
-    ],
-    ids=["log", "inverse", "root"],
-)
-@pytest.mark.parametrize("block_size", [None, 2])
-def test_values_may_have_a_pole_anywhere(similarity, value, mask, block_size):
-    """Pairs that do not count get no similarity at which a value might have no derivative."""
-    # With these numbers, no pair has a squared distance of 1 or more, where the root has no value.
-    numbers = np.random.default_rng(0).normal(size=(6, 3))
-    rows = jax.nn.softmax(jnp.asarray(numbers, jnp.float32))
-    labels = jnp.array([0, 0, 1, 1, 2, 3])  # Tiles of two rows, some without a pair that counts.
-
-    def loss(rows):
-        pairs = compare(rows, labels, similarity=similarity, block_size=block_size)
-        own = None if mask is None else lambda pair, _: mask(pair.similarity)
-        (sums,) = pairs.statistics((), Statistic(SUM, lambda pair, _: value(pair.similarity), own))
-        return jnp.sum(sums.positive)
-
-    def dense(rows):
-        square = jnp.sum((rows[:, None] - rows[None]) ** 2, axis=2)
-        s = rows @ rows.T if similarity == "inner" else -square
-        used = (labels[:, None] == labels[None]) & ~np.eye(6, dtype=bool)
-        used = used if mask is None else used & mask(s)
-        return jnp.sum(jnp.where(used, value(jnp.where(used, s, 0.5 * s.max())), 0))
-
-    got, expected = (jax.jit(jax.value_and_grad(f))(rows) for f in (loss, dense))
-    chex.assert_trees_all_close(got, expected, rtol=16 * FLOAT32, atol=16 * FLOAT32)
-
-
-@pytest.mark.parametrize("block_size", [None, 3])
-@pytest.mark.parametrize(
-    ("value", "mask"),
-    [
-        (lambda pair, _: pair.similarity / jnp.abs(pair.anchor - pair.reference), None),
-        (lambda pair, _: (pair.similarity - pair.guide) ** 2 / -pair.guide, None),
+        ("inner", lambda pair, _: -jnp.log(pair.similarity), None),
+        ("inner", lambda pair, _: 1 / pair.similarity, lambda pair, _: pair.similarity > 0.3),
+        (SQUARE, lambda pair, _: jnp.sqrt(1 + pair.similarity), None),
+        ("inner", lambda pair, _: pair.similarity / jnp.abs(pair.anchor - pair.reference), None),
+        ("inner", lambda pair, _: (pair.similarity - pair.guide) ** 2 / -pair.guide, None),
         (
+            "inner",
             lambda pair, _: jnp.sqrt(pair.anchor - pair.similarity),
             lambda pair, _: pair.similarity < pair.anchor,
         ),
         (
+            "inner",
             lambda pair, _: pair.similarity * pair.reference / (pair.reference - 1),
             lambda pair, _: pair.reference < 0.9,
         ),
     ],
-    ids=["gap", "guide", "limit", "masked"],
+    ids=["log", "inverse", "root", "gap", "guide", "limit", "masked"],
 )
-def test_numbers_and_guides_may_have_a_pole_where_pairs_do_not_count(value, mask, block_size):
-    x, y = jnp.asarray(X, jnp.float32), jnp.asarray(Y)
-    numbers = jnp.asarray(np.where(np.arange(N) == 3, 1, 0.1 * LEVELS), jnp.float32)
-    how: Any = {"guide": x[:, :2], "guide_similarity": "negative_squared_distance"}
+def test_values_may_have_a_pole_anywhere(similarity, value, mask, block_size):
+    """Pairs that do not count get nothing at which a value might have no derivative.
 
-    def loss(x, numbers, block_size):
-        pairs = compare(x, y, numbers=numbers, block_size=block_size, **how)
+    With these numbers, no pair has a squared distance of 1 or more. Some tiles have no pair.
+    """
+    x = jax.nn.softmax(jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32))
+    numbers, labels = jnp.array([0.3, 0.9, 0.2, 1.0, 0.5, 0.4]), jnp.array([0, 0, 1, 1, 2, 3])
+
+    def loss(x, numbers):
+        options: Any = {"guide": x[:, :2], "guide_similarity": SQUARE, "similarity": similarity}
+        pairs = compare(x, labels, numbers=numbers, block_size=block_size, **options)
         (sums,) = pairs.statistics((), Statistic(SUM, value, mask))
-        return pairs.reduce(sums.positive + sums.negative)
+        return jnp.sum(sums.positive)
 
-    got, expected = (
-        jax.jit(jax.value_and_grad(partial(loss, block_size=size), (0, 1)))(x, numbers)
-        for size in (block_size, 1)
-    )
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(got))
-    chex.assert_trees_all_close(got, expected, rtol=1e-4, atol=1e-4)
+    def of_pairs_alone(x, numbers):
+        """The pairs that count, one beside the other."""
+        i, j = jnp.array([0, 1, 2, 3]), jnp.array([1, 0, 3, 2])
+        s, guide = (
+            jnp.diag(dense_similarities(*of))
+            for of in ((similarity, x[i], x[j]), (SQUARE, x[i, :2], x[j, :2]))
+        )
+        pair = SimpleNamespace(similarity=s, anchor=numbers[i], reference=numbers[j])
+        pair.guide = jax.lax.stop_gradient(guide)
+        if mask is None:
+            return jnp.sum(value(pair, ()))
+        used = np.flatnonzero(mask(pair, ()))
+        pair = SimpleNamespace(**{name: array[used] for name, array in vars(pair).items()})
+        return jnp.sum(value(pair, ()))
+
+    got = jax.jit(jax.value_and_grad(loss, (0, 1)))(x, numbers)
+    with jax.numpy_rank_promotion("allow"):
+        expected = jax.value_and_grad(of_pairs_alone, (0, 1))(x, numbers)
+    chex.assert_trees_all_close(got, expected, rtol=64 * FLOAT32, atol=64 * FLOAT32)
 
 
 def test_a_pole_beside_an_infinite_row():
@@ -752,6 +612,79 @@ def test_each_row_has_a_gradient_by_its_largest_value(block_size):
     chex.assert_trees_all_close(got, expected, rtol=64 * FLOAT32, atol=16 * FLOAT32)
 
 
+@jaxloss.divided
+def hardest_gap(
+    features: Rows,
+    labels: Labels,
+    *,
+    references: Keys | None = None,
+    reference_labels: Integer[Array, " m"] | None = None,
+    reference_where: Bool[Array, " m"] | None = None,
+    block_size: int | None = None,
+    axis_name: Any = None,
+):
+    """Between the farthest positive and the nearest negative."""
+    pairs = compare(
+        features,
+        labels,
+        references=references,
+        reference_labels=reference_labels,
+        reference_where=reference_where,
+        similarity=SQUARE,
+        block_size=block_size,
+        axis_name=axis_name,
+    )
+    hard = Statistic(ARGMAX, lambda p, _: jnp.where(p.same, -p.similarity, p.similarity))
+    (at,) = pairs.statistics((), hard)
+    rows = features if references is None else references
+    far, near = (
+        jnp.sum((features - pairs.rows_at(positions, rows)) ** 2, axis=1)
+        for positions in (at.positive, at.negative)
+    )
+    counts = at.has_positive & at.has_negative
+    return pairs.reduce(jnp.where(counts, far - near, 0), counts)
+
+
+@pytest.mark.parametrize("given", [{}, REFERENCES], ids=["batch", "references"])
+@pytest.mark.parametrize(
+    ("place", "block_size"), [("alone", None), ("alone", 1), ("alone", 5), ("Explicit", 2)]
+)
+@pytest.mark.parametrize("gathered", [True, False])
+def test_the_row_of_the_largest_value(given, place, block_size, gathered, monkeypatch):
+    """It has a gradient. Padding between references has no place among them."""
+    if not gathered:
+        monkeypatch.setattr("jaxloss.pairs.visits.GATHERED_BYTES", 0)
+    padding = np.insert(R, 5, np.nan, axis=0), np.insert(L, 5, 0), np.insert(L >= 0, 5, False)
+    names = ("references", "reference_labels", "reference_where")
+    given = dict(zip(names, padding, strict=True)) if given else {}
+
+    def dense(x, r=None):
+        theirs, of = (x, Y) if r is None else (r[padding[2]], padding[1][padding[2]])
+        valid = ~np.eye(N, dtype=bool) if r is None else np.ones((N, len(of)), bool)
+        far = jnp.sum((x[:, None] - theirs[None]) ** 2, axis=2)
+        same = Y[:, None] == of[None]
+        positive = jnp.max(far, axis=1, where=valid & same, initial=-jnp.inf)
+        negative = jnp.min(far, axis=1, where=valid & ~same, initial=jnp.inf)
+        return jnp.mean(positive - negative, where=jnp.isfinite(positive))
+
+    arrays = [X, *([padding[0]] if given else [])]
+    which = tuple(range(len(arrays)))
+    with enable_x64(True):
+        expected = jax.value_and_grad(dense, which)(*map(jnp.asarray, arrays))
+        x, labels = jnp.asarray(X), jnp.asarray(Y)
+        if place == "Explicit":
+            x, labels = jax.device_put(
+                (x, labels), NamedSharding(mesh(kind=AxisType.Explicit), P("batch"))
+            )
+
+        def of(x, *r):
+            options = given | ({"references": r[0]} if r else {})
+            return hardest_gap(x, labels, block_size=block_size, **options)
+
+        got = jax.jit(jax.value_and_grad(of, which))(x, *map(jnp.asarray, arrays[1:]))
+    chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("reduction", [SUM, LOGSUMEXP, MIN, MAX])
 def test_a_value_of_another_dtype_is_converted(reduction):
     rows = jnp.asarray(X[:6], jnp.float32)
@@ -780,13 +713,12 @@ def test_a_value_of_another_dtype_is_converted(reduction):
 
 
 def test_a_distance_of_zero_has_no_gradient():
-    x = jnp.asarray(np.repeat(X[:2], 2, axis=0))
-    run = jax.jit(jax.value_and_grad(of_distances), compiler_options=QUICK)
-    value, gradient = run(x, jnp.array([0, 0, 0, 0]))
-    assert float(value) > 0
+    x, y = jnp.asarray(np.repeat(X[:2], 2, axis=0), jnp.float32), jnp.array([0, 0, 0, 0])
+    loss = partial(of_pairs, statistics=(Statistic(SUM, hinge),), similarity=DISTANCE)
+    value, gradient = jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(x, y)
+    assert float(value) != 0
     assert np.all(np.isfinite(gradient))
-    _, together = run(x[:2], jnp.array([0, 1]))
-    np.testing.assert_array_equal(together, 0)
+    np.testing.assert_array_equal(jax.jit(jax.grad(loss))(x[:2], jnp.arange(2)), 0)
 
 
 def test_a_distance_below_its_rounding_is_zero():
@@ -806,74 +738,57 @@ def test_a_distance_below_its_rounding_is_zero():
 
 def test_wrong_arguments_are_named():
     x, y = jnp.asarray(X, jnp.float32), jnp.asarray(Y)
-    wrong: Any = "euclidean"
-    with raises(ValueError, "`similarity` must be one of inner, cosine, .*, got 'euclidean'"):
-        compare(x, y, similarity=wrong)
-    with raises(ValueError, "`block_size` must be at least 1, got 0"):
-        compare(x, y, block_size=0)
-    with raises(ValueError, r"`numbers` must have shape \[n\] with n = 8, got \(7,\)"):
-        compare(x, y).given(x[:7, 0])
-    with raises(ValueError, "`labels` and `features` must have the same number of rows"):
-        compare(x, y[:3])
-    with raises(ValueError, r"`key_numbers` must have shape \[m\] with m = 8, got \(3,\)"):
-        compare_towers(x, x, key_numbers=x[:3, 0])
-    with raises(ValueError, "`keys` must have shape .* with m at least 8"):
-        compare_towers(x, x[:3])
-    with raises(ValueError, "`result` must be one of"):
-        jaxloss.divided(result=wrong)
-    with raises(TypeError, "`without` must take `axis_name=None`"):
-
-        @jaxloss.divided
-        def without(features, labels):
-            return features
-
     pairs, towers = compare(x, y), compare_towers(x, x)
+    batch, of_keys, rows = partial(compare, x, y), partial(compare_towers, x), x[:, 0]
+    both, own = {"references": x, "reference_labels": y}, Statistic(SUM).value
 
-    def own(pair: Any, _: Any) -> Any:
-        return pair.similarity
+    def refused(match, function: Any, *arguments, error: Any = ValueError, **options):
+        with raises(error, match):
+            function(*arguments, **options)
 
-    for function, kind in ((lambda pair, _: pair.similarity.sum(1), "value"), (own, "mask")):
-        masked: Any = (function, None) if kind == "value" else (own, lambda pair, _: pair.same[0])
-        with raises(ValueError, r"element by element.*\(8, 8\).*result of shape \(8,\)"):
-            pairs.statistics((), Statistic(SUM, *masked))
-    scalars: Any = (lambda pair, _: pair.similarity.sum(), lambda _, scale: scale, lambda *_: None)
-    for scalar in scalars:
-        with raises(ValueError, r"element by element.*number for all pairs is jnp.full_like"):
-            pairs.statistics(2.0, Statistic(SUM, scalar))
+    def refused_value(match, value: Any = own, mask: Any = None, of: Any = pairs, **options):
+        refused(match, of.statistics, 2.0, Statistic(SUM, value, mask), **options)
+
+    refused("`similarity` must be one of inner, .*, got 'l2'", batch, similarity="l2")
+    refused("`block_size` must be at least 1, got 0", batch, block_size=0)
+    refused(r"`numbers` .*\[n\] with n = 8, got \(7,\)", pairs.given, x[:7, 0])
+    refused("`labels` and `features` must have the same number of rows", compare, x, y[:3])
+    refused("`reference_numbers` must come with `ref", batch, reference_numbers=rows)
+    refused("`reference_guide` must come with `references`", batch, reference_guide=x)
+    refused("`reference_guide` is missing", batch, guide=x, **both)
+    refused("`guide_similarity` must be one of", batch, guide=x, guide_similarity="l2")
+    refused(r"`key_numbers` .* m = 8, got \(3,\)", of_keys, x, key_numbers=rows[:3])
+    refused("`keys` must have shape .* with m at least 8", of_keys, x[:3])
+    refused("`ids` is missing beside `key_ids`", of_keys, x, key_ids=y)
+    refused("`result` must be one of", jaxloss.divided, result="mean")
+    refused("`follow` must take `axis_name=None`", jaxloss.divided, follow, error=TypeError)
+    is_row = r"element by element.*\(8, 8\).*result of shape \(8,\)"
+    refused_value(is_row, lambda pair, _: pair.similarity.sum(1))
+    refused_value(is_row, mask=lambda pair, _: pair.same[0])
+    for scalar in (lambda pair, _: pair.similarity.sum(), lambda _, scale: scale, lambda *_: None):
+        refused_value(r"element by element.*for all pairs is jnp.full_like", scalar)
+    refused_value("`mask` of a statistic must return bool, got float32", mask=own, error=TypeError)
+    of_params = "`params` must be numbers or float arrays, got a Statistic"
+    refused(of_params, pairs.statistics, Statistic(SUM), error=TypeError)
+    for of in (pairs, towers):
+        for no_statistic in (own, Statistic("sum")):  # pyright: ignore[reportArgumentType]
+            match = r"`statistics` must be of `Statistic\(reduction, value\)`"
+            refused(match, of.statistics, (), no_statistic, error=TypeError)
+    for name in ("anchor", "reference", "guide"):
+        match = rf"`pair\.{name}` is not known here: pass `"
+        refused_value(match, lambda pair, _, name=name: getattr(pair, name))
+    match = "`pair.same` is not known here: keys have no class"
+    refused_value(match, lambda pair, _: pair.same, of=towers)
+    refused(r"`values` must have shape \[n\], got \(8, 8\)", pairs.reduce, x @ x.T, y >= 0)
+    refused("`counts` must have dtype bool", pairs.reduce, rows, rows, error=TypeError)
+    refused("`counts` and `queries` must have the same", towers.reduce, rows, y[:3] >= 0)
+
+
+def test_a_number_is_the_value_of_all_pairs():
     one: Any = lambda *_: 1  # noqa: E731
+    pairs = compare(jnp.asarray(X, jnp.float32), jnp.asarray(Y))
     numbers, arrays = pairs.statistics((), Statistic(SUM, one), Statistic(COUNT))
     np.testing.assert_array_equal(numbers.negative, arrays.negative)
-    with raises(TypeError, "`params` must be numbers or float arrays, got a Statistic"):
-        pairs.statistics(Statistic(SUM, own))
-    wrong_ones: tuple[Any, ...] = (own, Statistic(wrong, own))
-    for statistic in wrong_ones:
-        for compared in (pairs, towers):
-            with raises(TypeError, r"`statistics` must be of `Statistic\(reduction, value\)`"):
-                compared.statistics((), statistic)
-    for name in ("anchor", "reference", "guide"):
-        with raises(ValueError, rf"`pair\.{name}` is not known here: pass `"):
-            pairs.statistics((), Statistic(SUM, lambda pair, _, name=name: getattr(pair, name)))
-    with raises(ValueError, "`pair.same` is not known here: keys have no class"):
-        towers.statistics((), Statistic(SUM, lambda pair, _: pair.same))
-    options: Any
-    for options, missing in (
-        ({"reference_numbers": x[:, 0]}, "`reference_numbers` must come with `references`"),
-        ({"reference_guide": x}, "`reference_guide` must come with `references`"),
-        ({"guide": x, "references": x, "reference_labels": y}, "`reference_guide` is missing"),
-        ({"guide": x, "guide_similarity": "l2"}, "`guide_similarity` must be one of inner"),
-    ):
-        with raises(ValueError, missing):
-            compare(x, y, **options)
-    with raises(ValueError, "`ids` is missing beside `key_ids`"):
-        compare_towers(x, x, key_ids=y)
-    with raises(TypeError, "`mask` of a statistic must return bool, got float32"):
-        pairs.statistics((), Statistic(SUM, own, mask=own))
-    with raises(ValueError, r"`values` must have shape \[n\], got \(8, 8\)"):
-        pairs.reduce(x @ x.T, y >= 0)
-    with raises(TypeError, "`counts` must have dtype bool"):
-        pairs.reduce(x[:, 0], x[:, 0])  # pyright: ignore[reportArgumentType]
-    with raises(ValueError, "`counts` and `queries` must have the same number of rows"):
-        towers.reduce(x[:, 0], y[:3] >= 0)
 
 
 class OwnLoss:
@@ -985,30 +900,6 @@ def test_references_of_float64_beside_features_of_float32():
         )
     assert got.dtype == np.float64
     np.testing.assert_allclose(got, expected, rtol=1e-14)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("similarity", ["negative_squared_distance", "negative_distance"])
-def test_towers_of_distances(similarity):
-    """Query 0 and its key are equal: their distance has no gradient."""
-    eye = jnp.eye(N, M, dtype=bool)
-
-    def loss(queries, keys):
-        towers = compare_towers(queries, keys, similarity=similarity)
-        (others,) = towers.statistics((), Statistic(LOGSUMEXP))
-        return towers.reduce(others - towers.own)
-
-    def dense(queries, keys):
-        far = jnp.sum((queries[:, None, :] - keys[None, :, :]) ** 2, axis=2)
-        if similarity == "negative_distance":
-            far = jnp.where(far > 0, jnp.sqrt(jnp.where(far > 0, far, 1.0)), 0.0)
-        own = jnp.sum(jnp.where(eye, far, 0.0), axis=1)
-        return jnp.mean(among(-far, ~eye) + own)
-
-    with enable_x64(True):
-        arrays = {"queries": jnp.asarray(X), "keys": jnp.asarray(np.concatenate([X[:1], R[1:]]))}
-        got, expected = gradients(loss, arrays), gradients(dense, arrays)
-    chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-11)
 
 
 def test_second_derivatives_of_far_pairs():

@@ -135,17 +135,22 @@ def test_a_memory_of_their_nca_loss_has_the_sample_itself():
     assert ours < 0.9 * jaxloss.nca_loss(COPIES, IN_PAIRS)
 
 
-@pytest.mark.parametrize("name", ["nca", "softmax"])
-def test_a_batch_with_nothing_to_count(name):
+def test_the_separation_of_prototypes_below_0():
+    """The authors' code starts the largest cosine at 0, that of a prototype with itself."""
+    found = jaxloss.prototype_separation(jaxloss.simplex_prototypes(4, 3))
+    np.testing.assert_allclose(found, [-1 / 3, -1 / 3], rtol=FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("loss", "theirs", "labels"),
+    [
+        (jaxloss.nca_loss, losses.NCALoss(), np.arange(3)),
+        (jaxloss.softmax_loss, partial(F.cross_entropy, ignore_index=-1), np.full(3, -1)),
+    ],
+    ids=["nca", "softmax"],
+)
+def test_a_batch_with_nothing_to_count(loss, theirs, labels):
     """Ours is 0 with a gradient of 0; theirs is NaN."""
-    labels, theirs, loss = {
-        "nca": (np.arange(3), losses.NCALoss(), jaxloss.nca_loss),
-        "softmax": (
-            np.full(3, -1),
-            partial(F.cross_entropy, ignore_index=-1),
-            jaxloss.softmax_loss,
-        ),
-    }[name]
     value, gradient = jax.value_and_grad(loss)(THREE, labels)
     assert value == 0
     assert not np.asarray(gradient).any()
@@ -202,12 +207,6 @@ def test_the_mask_of_the_two_way_loss():
     assert of_tensors(two_way, logits, targets) == pytest.approx(ours, rel=FLOAT32)
     ours = float(jaxloss.two_way_loss(200 * logits, targets))
     assert of_tensors(two_way, 200 * logits, targets) > 1.1 * ours
-
-
-def test_the_separation_of_prototypes_below_0():
-    """The authors' code starts the largest cosine at 0, that of a prototype with itself."""
-    found = jaxloss.prototype_separation(jaxloss.simplex_prototypes(4, 3))
-    np.testing.assert_allclose(found, [-1 / 3, -1 / 3], rtol=FLOAT32)
 
 
 def test_metrics_of_hits_among_the_k_nearest():

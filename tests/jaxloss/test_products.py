@@ -105,26 +105,27 @@ def test_rounded_cotangents_are_what_is_multiplied(platform):
 
 
 def test_the_switch_of_jax_is_followed_for_float32():
-    def precision(run: Callable[..., Any]) -> list[tuple[str, str]]:
-        text = jax.jit(run).trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
+    def precision() -> list[tuple[str, str]]:
+        run = jax.jit(lambda a, b: products.product(a, b))
+        text = run.trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
         return re.findall(r"precision = \[(\w+), (\w+)\]", text)
 
     arrays = jnp.ones((8, 4)), jnp.ones((4, 8))
-    assert precision(lambda a, b: products.product(a, b)) == [("HIGHEST", "HIGHEST")]
+    assert precision() == [("HIGHEST", "HIGHEST")]
     with jax.default_matmul_precision("high"):
-        assert precision(lambda a, b: products.product(a, b)) == [("HIGH", "HIGH")]
+        assert precision() == [("HIGH", "HIGH")]
     with jax.default_matmul_precision("bfloat16"):
-        assert precision(lambda a, b: products.product(a, b)) != [("HIGHEST", "HIGHEST")]
+        assert precision() != [("HIGHEST", "HIGHEST")]
 
 
-def test_products_on_a_cpu_are_of_wide_numbers():
-    assert products.low_dtypes(jnp.ones((2, 2), jnp.bfloat16)) == (None,)
-
-
-def test_float64_stays(platform):
-    with enable_x64(True):
-        low = products.low_dtypes(jnp.ones((2, 2), jnp.bfloat16), jnp.ones((2, 2), jnp.float64))
-    assert low == (None, None)
+def test_wide_products_stay():
+    """Of all numbers on a CPU, and of float64 elsewhere."""
+    low = jnp.ones((2, 2), jnp.bfloat16)
+    assert products.low_dtypes(low) == (None,)
+    with pytest.MonkeyPatch.context() as patch, enable_x64(True):
+        patch.setattr(jax, "default_backend", lambda: "tpu")
+        assert products.low_dtypes(low) == (low.dtype,)
+        assert products.low_dtypes(low, jnp.ones((2, 2), jnp.float64)) == (None, None)
 
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)
@@ -156,19 +157,13 @@ OFTEN = {
 
 def ways_and_rows() -> Iterator[Any]:
     """Some losses on both platforms; in `make long`, all in one of four ways."""
-    ways = [
-        ("tpu", BFLOAT16, "clustered"),
-        ("gpu", FLOAT16, "spread"),
-        ("gpu", BFLOAT16, "clustered"),
-        ("tpu", FLOAT16, "clustered"),
-    ]
+    often = [("tpu", BFLOAT16, "spread"), ("gpu", BFLOAT16, "spread")]
+    ways = [("tpu", BFLOAT16, "clustered"), ("gpu", FLOAT16, "spread")]
+    ways += [("gpu", BFLOAT16, "clustered"), ("tpu", FLOAT16, "clustered")]
     for number, row in enumerate(COMPARED):
-        often = [("tpu", BFLOAT16, "spread"), ("gpu", BFLOAT16, "spread")]
-        cases = [(way, []) for way in often if row.name in OFTEN]
-        cases += [(ways[number % len(ways)], [pytest.mark.long])]
-        for (platform, dtype, rows), marks in cases:
-            name = f"{row.name}-{platform}-{dtype}-{rows}"
-            yield pytest.param(row, platform, dtype, rows, id=name, marks=marks)
+        for way in [*(often if row.name in OFTEN else []), ways[number % len(ways)]]:
+            name = f"{row.name}-{way[0]}-{way[1]}-{way[2]}"
+            yield pytest.param(row, *way, id=name, marks=[] if way in often else pytest.mark.long)
 
 
 USED_TWICE = ("sum", "references", "info_nce", "sigmoid_contrastive", "of_one_batch")
@@ -231,23 +226,21 @@ def test_gradients_of_hyperparameters(row, platform):
     # Not 1, where a factor that is missing would not show.
     numbers = {name: 1.25 * number for name, number in numbers_of(row).items()}
 
-    def gradients(dtype):
+    def gradients(dtype, wide):
         args = cast(batch.args, row.differentiable, dtype)
-        wide = {name: number.astype(wide_of[dtype]) for name, number in numbers.items()}
 
         def mean(numbers):
             return row.function(*args, where=batch.where, **{**row.kwargs, **numbers})
 
-        return widen(jax.jit(jax.grad(mean), compiler_options=QUICK)(wide))
+        given = {name: number.astype(wide) for name, number in numbers.items()}
+        return widen(jax.jit(jax.grad(mean), compiler_options=QUICK)(given))
 
-    wide_of = {BFLOAT16: np.float32, np.float64: np.float64}
-    got = gradients(BFLOAT16)
+    got = gradients(BFLOAT16, np.float32)
     with enable_x64(True):
-        expected = gradients(np.float64)
+        expected = gradients(np.float64, np.float64)
     for name in numbers:
-        tolerance = 64 * FLOAT32
         np.testing.assert_allclose(
-            got[name], expected[name], rtol=tolerance, atol=tolerance, err_msg=name
+            got[name], expected[name], rtol=64 * FLOAT32, atol=64 * FLOAT32, err_msg=name
         )
 
 
@@ -333,14 +326,6 @@ def test_logits_of_cosines_are_relative_to_those_of_some_classes(platform, rows,
     assert_close(widen(known), widen(traced), 2.0**-7)
 
 
-def test_padding_does_not_leak_into_proxies(platform):
-    x, proxies = (jnp.asarray(numbers(seed, (6, 6)), BFLOAT16) for seed in (24, 25))
-    labels = jnp.array([0, 1, 2, 0, 1, -1])
-    run = jax.jit(jax.grad(lambda p, x: jaxloss.proxy_nca_loss(x, labels, p)))
-    got, expected = run(proxies, x.at[5].set(jnp.nan)), run(proxies, x)
-    np.testing.assert_array_equal(widen(got), widen(expected))
-
-
 def test_hard_triplets_of_a_zero_row(platform):
     """It is at distance 1 from every unit vector, and its cosines are 0."""
     x = jnp.asarray(numbers(0, (9, 4)), BFLOAT16).at[4].set(0)
@@ -355,54 +340,45 @@ def test_hard_triplets_of_a_zero_row(platform):
 N, DIM, CLASSES = 768, 512, 640
 
 
-def _labels(n: int = N) -> jax.Array:
-    return jnp.arange(n, dtype=jnp.int32) // 3
+def _labels() -> jax.Array:
+    return jnp.arange(N, dtype=jnp.int32) // 3
 
 
-def _angles(features, weights):
-    labels = _labels() % CLASSES
-    options = {"similarity": "cosine", "scale": 16.0, "block_size": 320}
-    return jaxloss.classifier_loss(features, labels, weights, angular_margin=0.3, **options)
-
-
-LARGE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, int], ...]]] = {
-    "nca": (lambda x: jaxloss.nca_loss(x, _labels()), ((N, DIM),)),
-    "supcon": (lambda x: jaxloss.supervised_contrastive_loss(x, _labels()), ((N, DIM),)),
-    "multi-similarity": (lambda x: jaxloss.multi_similarity_loss(x, _labels()), ((N, DIM),)),
-    "circle": (lambda x: jaxloss.circle_loss(x, _labels()), ((N, DIM),)),
-    "triplets": (lambda x: jaxloss.triplet_loss(x, _labels()), ((N, DIM),)),
-    "triplets of distances": (
-        lambda x: jaxloss.triplet_loss(x, _labels(), normalize=False),
-        ((N, DIM),),
+OF_ROWS: dict[str, Callable[..., Any]] = {
+    "nca": jaxloss.nca_loss,
+    "supcon": jaxloss.supervised_contrastive_loss,
+    "multi-similarity": jaxloss.multi_similarity_loss,
+    "circle": jaxloss.circle_loss,
+    "triplets": jaxloss.triplet_loss,
+    "triplets of distances": partial(jaxloss.triplet_loss, normalize=False),
+    "prototypical": jaxloss.prototypical_loss,
+}
+OF_WEIGHTS: dict[str, Callable[..., Any]] = {
+    "proxy-nca": jaxloss.proxy_nca_loss,
+    "proxy-anchor": jaxloss.proxy_anchor_loss,
+    "classifier": partial(jaxloss.classifier_loss, block_size=320),
+    "arcface": partial(
+        jaxloss.classifier_loss,
+        similarity="cosine",
+        scale=16.0,
+        block_size=320,
+        angular_margin=0.3,
     ),
-    "prototypical": (lambda x: jaxloss.prototypical_loss(x, _labels()), ((N, DIM),)),
+    "group-softmax": partial(jaxloss.group_softmax_loss, num_groups=2),
+    "linear-logits": lambda x, _, w: jnp.sum(jnp.sin(jaxloss.linear_logits(x, w))),
+    "cosine-logits": lambda x, _, w: jnp.sum(jnp.sin(jaxloss.cosine_logits(x, w))),
+}
+LARGE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, int], ...]]] = {
+    **{
+        name: (lambda x, loss=loss: loss(x, _labels()), ((N, DIM),))
+        for name, loss in OF_ROWS.items()
+    },
+    **{
+        name: (lambda x, w, loss=loss: loss(x, _labels() % CLASSES, w), ((N, DIM), (DIM, CLASSES)))
+        for name, loss in OF_WEIGHTS.items()
+    },
     "info-nce": (jaxloss.info_nce_loss, ((N, DIM), (N, DIM))),
     "siglip": (jaxloss.sigmoid_contrastive_loss, ((N, DIM), (N, DIM))),
-    "proxy-nca": (
-        lambda x, w: jaxloss.proxy_nca_loss(x, _labels() % CLASSES, w),
-        ((N, DIM), (DIM, CLASSES)),
-    ),
-    "proxy-anchor": (
-        lambda x, w: jaxloss.proxy_anchor_loss(x, _labels() % CLASSES, w),
-        ((N, DIM), (DIM, CLASSES)),
-    ),
-    "classifier": (
-        lambda x, w: jaxloss.classifier_loss(x, _labels() % CLASSES, w, block_size=320),
-        ((N, DIM), (DIM, CLASSES)),
-    ),
-    "arcface": (_angles, ((N, DIM), (DIM, CLASSES))),
-    "linear-logits": (
-        lambda x, w: jnp.sum(jnp.sin(jaxloss.linear_logits(x, w))),
-        ((N, DIM), (DIM, CLASSES)),
-    ),
-    "cosine-logits": (
-        lambda x, w: jnp.sum(jnp.sin(jaxloss.cosine_logits(x, w))),
-        ((N, DIM), (DIM, CLASSES)),
-    ),
-    "group-softmax": (
-        lambda x, w: jaxloss.group_softmax_loss(x, _labels() % CLASSES, w, num_groups=2),
-        ((N, DIM), (DIM, CLASSES)),
-    ),
 }
 
 

@@ -24,29 +24,16 @@ def arrays() -> tuple[jax.Array, jax.Array, jax.Array]:
     return jnp.asarray(features), jnp.asarray(labels, jnp.int32), jnp.asarray(proxies)
 
 
-@pytest.mark.long
-def test_proxy_anchor_without_normalization():
-    """Normalised features and proxies give the same value, others another one."""
-    loss = jax.jit(jaxloss.proxy_anchor_loss, static_argnames="normalize")
-    features, labels, proxies = arrays()
-    units = features / jnp.linalg.norm(features, axis=1, keepdims=True)
-    unit_proxies = proxies / jnp.linalg.norm(proxies, axis=0, keepdims=True)
-    expected = loss(features, labels, proxies)
-    got = loss(units, labels, unit_proxies, normalize=False)
-    np.testing.assert_allclose(got, expected, rtol=4 * FLOAT32)
-    assert abs(loss(features, labels, unit_proxies, normalize=False) - expected) > 0.1
-
-
-def test_a_zero_proxy_is_at_distance_one():
-    """Of all unit vectors, as with features and proxies that are normalised before."""
+@pytest.mark.parametrize("loss", [jaxloss.proxy_nca_loss, jaxloss.proxy_anchor_loss])
+def test_rows_that_are_normalised_before(loss):
+    """A zero proxy is at distance one of all unit vectors."""
     features, labels, proxies = arrays()
     proxies = proxies.at[:, 1].set(0)
     units = features / jnp.linalg.norm(features, axis=1, keepdims=True)
     norms = jnp.linalg.norm(proxies, axis=0, keepdims=True)
-    unit_proxies = proxies / jnp.where(norms == 0, 1, norms)
-    expected = jaxloss.proxy_nca_loss(units, labels, unit_proxies, normalize=False)
-    got = jaxloss.proxy_nca_loss(features, labels, proxies)
-    np.testing.assert_allclose(got, expected, rtol=4 * FLOAT32)
+    expected = loss(units, labels, proxies / jnp.where(norms == 0, 1, norms), normalize=False)
+    np.testing.assert_allclose(loss(features, labels, proxies), expected, rtol=4 * FLOAT32)
+    assert abs(loss(features, labels, proxies, normalize=False) - expected) > 0.1
 
 
 def test_weights_of_proxy_anchor_count_samples():

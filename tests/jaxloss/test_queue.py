@@ -6,6 +6,7 @@
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,46 +63,31 @@ def test_a_scan_equals_a_list():
     got, positions = jax.jit(lambda queue, arrays: lax.scan(step, queue, arrays))(queue, arrays)
     check(got, by_list(*arrays))
     assert isinstance(got, jaxloss.Queue)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), got) == jax.tree.map(
-        lambda x: (x.shape, x.dtype), queue
-    )
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, queue)
     counts = np.cumsum(np.asarray(where & (labels >= 0)).sum(axis=1))
     assert counts[-1] > SIZE
     np.testing.assert_array_equal(positions, [0, *counts[:-1] % SIZE])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [pytest.param(0, marks=pytest.mark.long), 3])
-def test_of_more_rows_than_places_the_last_stay(start):
+def test_more_rows_than_places_and_none():
+    """Of more rows, the last stay. The queue may be one that is restored as NumPy arrays."""
     features, labels, _ = batches(1, 20)
-    arrays = [x[0] for x in (features, jnp.abs(labels))]
-    queue = jaxloss.make_queue(SIZE, DIM)
-    queue = jaxloss.push(queue, *(x[:start] for x in arrays))
-    queue = jaxloss.push(queue, *(x[start:] for x in arrays))
-    check(queue, by_list(features, jnp.abs(labels), jnp.ones((1, 20), bool)))
-
-
-@pytest.mark.slow
-def test_a_queue_that_is_restored_as_numpy_arrays():
-    features, labels, where = (x[0] for x in batches(1))
-    queue = push(jaxloss.make_queue(SIZE, DIM), features, labels, where=where)
-    restored: Any = jax.tree.map(np.asarray, queue)
+    every, start = (features[0], jnp.abs(labels[0])), 3
+    queue: Any = push(jaxloss.make_queue(SIZE, DIM), *(x[:start] for x in every))
+    expected = by_list(features, jnp.abs(labels), jnp.ones((1, 20), bool))
+    rows, of_rows = (x[start:] for x in every)
+    check(push(queue, rows, of_rows), expected)
     with unchecked():
-        got = push(restored, features, np.asarray(labels, np.uint32), where=where)
-    jax.tree.map(np.testing.assert_array_equal, got, push(queue, features, labels, where=where))
-
-
-@pytest.mark.slow
-def test_nothing_is_pushed():
-    features, labels, _ = batches(1)
-    queue = jaxloss.push(jaxloss.make_queue(SIZE, DIM), features[0], jnp.abs(labels[0]))
+        restored = jax.tree.map(np.asarray, queue)
+        check(push(restored, rows, np.asarray(of_rows, np.uint32)), expected)
     nan = jnp.full((N, DIM), jnp.nan)
     for rows, of_rows, where in (
-        (nan, labels[0], jnp.zeros(N, bool)),
+        (nan, labels[0, :N], jnp.zeros(N, bool)),
         (nan, jnp.full(N, -1), None),
         (nan[:0], labels[0, :0], None),
     ):
-        check(jaxloss.push(queue, rows, of_rows, where=where), map(np.asarray, queue))
+        check(push(queue, rows, of_rows, where=where), map(np.asarray, queue))
 
 
 def test_rows_that_are_not_finite_are_not_pushed():
@@ -216,81 +202,32 @@ def test_the_queue_is_the_same_on_every_device(way, dtype):
 @pytest.mark.slow
 def test_wrong_arguments_are_named():
     make: Any = jaxloss.make_queue
-    for name, args in (("size", (0, 2)), ("dim", (2, 0))):
-        with raises(ValueError, f"`{name}` must be at least 1, got 0"):
-            make(*args)
-    with raises(TypeError, "`size` must be a Python integer, got float"):
-        make(2.0, 2)
-    with raises(TypeError, "`dtype` must be a float dtype, got int32"):
-        make(2, 2, np.int32)
     queue = make(SIZE, DIM)
     features, labels, where = (x[0] for x in batches(1))
-    with raises(ValueError, r"`features` must have shape \[n, d\] with d = 3 to match .*\(4, 2\)"):
-        jaxloss.push(queue, features[:, :2], labels)
-    with raises(TypeError, "`queue` must be a `jaxloss.Queue`, got dict"):
-        jaxloss.push(queue._asdict(), features, labels)  # pyright: ignore
-    with raises(TypeError, "`labels` must have an integer dtype"):
-        jaxloss.push(queue, features, labels.astype(jnp.float32))
-    with raises(ValueError, "`labels` and `features` must have the same number of rows"):
-        jaxloss.push(queue, features, labels[:2])
-    with raises(TypeError, "`where` must have dtype bool"):
-        jaxloss.push(queue, features, labels, where=labels)
     wide = labels.astype(jnp.uint32)
-    with raises(TypeError, r"fits into .* `queue.labels`, int32, got uint32.*astype\(jnp.int32\)"):
-        jax.jit(jaxloss.push)(queue, features, wide)
-    with raises(OverflowError, "`labels` must have integers that fit into int32"):
-        push(queue, features, np.asarray(wide) + np.uint32(2**31))
-    restored = queue._replace(labels=np.full(SIZE, 2**32))
-    with raises(OverflowError, "`queue.labels` must have integers that fit into int32"):
-        push(restored, features, labels)
-    for broken, match in (
-        (queue._replace(features=queue.features.astype(int)), "`queue.features` .* float dtype"),
-        (queue._replace(labels=queue.labels.astype(float)), "`queue.labels` .* integer dtype"),
-    ):
-        with raises(TypeError, match):
-            jaxloss.push(broken, features, labels)
-    with raises(ValueError, "`queue.labels` and `queue.features` must have the same number"):
-        jaxloss.push(queue._replace(labels=queue.labels[1:]), features, labels)
-    with raises(ValueError, "`where` and `features` must have the same number of rows"):
-        jaxloss.push(queue, features, labels, where=where[:2])
 
+    def refused(error, match, *arguments, function=push, **options):
+        with raises(error, match):
+            function(*arguments, **options)
 
-@pytest.mark.parametrize(
-    "way", [pytest.param("shard_map", marks=pytest.mark.long), "pmap", "Explicit mesh"]
-)
-def test_every_row_of_a_queue_counts_once_on_devices(way):
-    """A loss that would change if a reference counted once for each device."""
-    features, labels, _ = (x[0] for x in batches(n=8))
-    labels, where = jnp.abs(labels), jnp.arange(SIZE) != 1
-    queue = jaxloss.push(jaxloss.make_queue(SIZE, DIM), features + 0.5, labels)
-    assert SIZE % 4
+    def broken(match, error: Any = TypeError, **arrays):
+        refused(error, match, queue._replace(**arrays), features, labels)
 
-    def loss(features, labels, queue, where, **names):
-        return jaxloss.supervised_contrastive_loss(
-            features,
-            labels,
-            references=queue,
-            reference_where=where,
-            denominator="negatives",
-            **names,
-        )
-
-    expected = jax.jit(jax.value_and_grad(loss))(features, labels, queue, where)
-    run = jax.value_and_grad(partial(loss, axis_name="batch"))
-    if way == "Explicit mesh":
-        devices = mesh(kind=AxisType.Explicit)
-        everywhere = jax.device_put((queue, where), NamedSharding(devices, P()))
-        rows = jax.device_put((features, labels), NamedSharding(devices, P("batch")))
-        got = jax.jit(jax.value_and_grad(loss))(*rows, *everywhere)
-    elif way == "pmap":
-        parts = features.reshape(4, 2, DIM), labels.reshape(4, 2)
-        values, gradients = jax.pmap(run, "batch", in_axes=(0, 0, None, None))(*parts, queue, where)
-        # A device's gradient is that of the mean over devices times their number.
-        got = values[0], gradients.reshape(8, DIM) / 4
-    else:
-        spread = over_mesh(
-            partial(loss, axis_name="batch"), (P("batch"), P("batch"), P(), P()), P()
-        )
-        got = jax.jit(jax.value_and_grad(spread))(features, labels, queue, where)
-    for mine, theirs in zip(got, expected, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=8 * FLOAT32, atol=2 * FLOAT32)
+    for name, sizes in (("size", (0, 2)), ("dim", (2, 0))):
+        refused(ValueError, f"`{name}` must be at least 1, got 0", *sizes, function=make)
+    refused(TypeError, "`size` must be a Python integer, got float", 2.0, 2, function=make)
+    refused(TypeError, "`dtype` must be a float dtype, got int32", 2, 2, np.int32, function=make)
+    refused(ValueError, r"`features` .* d = 3 to match .*\(4, 2\)", queue, features[:, :2], labels)
+    refused(TypeError, "`queue` must be a `jaxloss.Queue`, got dict", {}, features, labels)
+    refused(TypeError, "`labels` must have an integer dtype", queue, features, features[:, 0])
+    refused(ValueError, "`labels` and `features` must have", queue, features, labels[:2])
+    for mask, error in ((labels, TypeError), (where[:2], ValueError)):
+        refused(error, "`where`", queue, features, labels, where=mask)
+    too_wide = r"fits into .* `queue.labels`, int32, got uint32.*astype\(jnp.int32\)"
+    refused(TypeError, too_wide, queue, features, wide, function=jax.jit(push))
+    large = np.asarray(wide) + np.uint32(2**31)
+    refused(OverflowError, "`labels` must have integers that fit into", queue, features, large)
+    broken("`queue.labels` must have int.* fit", OverflowError, labels=np.full(SIZE, 2**32))
+    broken("`queue.features` .* float dtype", features=queue.features.astype(int))
+    broken("`queue.labels` .* integer dtype", labels=queue.labels.astype(float))
+    broken("`queue.labels` and `queue.features` must", ValueError, labels=queue.labels[1:])

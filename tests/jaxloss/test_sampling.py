@@ -1,6 +1,7 @@
 """Batches and episodes: which samples, in which order, from which seed."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,15 +36,15 @@ def test_random_batches_cover_an_epoch_without_repetition():
     assert tuple(random_batch(23, 5, seed=2, step=0)) != epochs[0][:5]
 
 
-@pytest.mark.parametrize("step", range(20))
-def test_class_batch_has_whole_groups_of_distinct_classes(step):
-    batch = class_batch(LABELS, 3, 4, seed=5, step=step)
-    assert batch.dtype == np.int64
-    groups = LABELS[batch].reshape(3, 4)
-    assert (groups == groups[:, :1]).all()
-    assert len(set(groups[:, 0])) == 3
-    assert len(set(batch)) == 12
-    assert set(groups[:, 0]) <= {7, 8, 31}
+def test_class_batch_has_whole_groups_of_distinct_classes():
+    for step in range(20):
+        batch = class_batch(LABELS, 3, 4, seed=5, step=step)
+        assert batch.dtype == np.int64
+        groups = LABELS[batch].reshape(3, 4)
+        assert (groups == groups[:, :1]).all()
+        assert len(set(groups[:, 0])) == 3
+        assert len(set(batch)) == 12
+        assert set(groups[:, 0]) <= {7, 8, 31}
 
 
 def test_class_batches_draw_every_class_and_sample():
@@ -103,27 +104,37 @@ def test_the_draws_are_the_same_everywhere():
 
 
 def test_impossible_batches_and_episodes_name_the_problem():
-    with pytest.raises(ValueError, match=r"`batch_size` must be at most 23, .* got 24"):
-        random_batch(23, 24, seed=0, step=0)
-    with pytest.raises(ValueError, match=r"needs 4 classes .* 4 samples each; of the 5 classes, 3"):
-        class_batch(LABELS, 4, 4, seed=0, step=0)
-    with pytest.raises(ValueError, match="largest: 12, smallest: 1"):
-        class_batch(LABELS, 1, 13, seed=0, step=0)
-    for none in ([], np.array([-1, -1])):
-        with pytest.raises(ValueError, match="of the 0 classes, 0 have that many"):
-            class_batch(none, 1, 1, seed=0, step=0)
-    with pytest.raises(TypeError, match="`labels` must be integers, got dtype float64"):
-        class_batch(np.ones(3), 1, 1, seed=0, step=0)
-    with pytest.raises(TypeError, match=r"got a masked one; use labels.filled\(-1\)"):
-        class_batch(np.ma.masked_equal(LABELS, 8), 1, 1, seed=0, step=0)
-    with pytest.raises(ValueError, match=r"`labels` must have shape \[n\], got \(30, 1\)"):
-        class_batch(LABELS[:, None], 1, 1, seed=0, step=0)
-    with pytest.raises(ValueError, match=r"episode of 11 ways.* of the 10 classes, 10 have"):
-        episodes_of(3, ways=11)
-    with pytest.raises(ValueError, match="at least 101 samples"):
-        episodes_of(3, queries=99)
-    with pytest.raises(ValueError, match="smallest: 2"):
-        episode_classes(np.array([2, 3]), 1, 2, 2)
+    of_class = partial(class_batch, seed=0, step=0)
+    negative: tuple[Any, ...] = [], np.array([-1, -1])
+    masked = np.ma.masked_equal(LABELS, 8)
+    calls: list[tuple[type[Exception], str, Any]] = [
+        (ValueError, "at most 23, .* got 24", lambda: random_batch(23, 24, seed=0, step=0)),
+        (
+            ValueError,
+            "needs 4 .* 4 samples each; of the 5 classes, 3",
+            lambda: of_class(LABELS, 4, 4),
+        ),
+        (ValueError, "largest: 12, smallest: 1", lambda: of_class(LABELS, 1, 13)),
+        *(
+            (ValueError, "of the 0 classes, 0 have", lambda none=none: of_class(none, 1, 1))
+            for none in negative
+        ),
+        (TypeError, "must be integers, got dtype float64", lambda: of_class(np.ones(3), 1, 1)),
+        (TypeError, r"got a masked one; use labels.filled\(-1\)", lambda: of_class(masked, 1, 1)),
+        (ValueError, r"shape \[n\], got \(30, 1\)", lambda: of_class(LABELS[:, None], 1, 1)),
+        (ValueError, "of 11 ways.* of the 10 classes, 10", lambda: episodes_of(3, ways=11)),
+        (ValueError, "at least 101 samples", lambda: episodes_of(3, queries=99)),
+        (ValueError, "smallest: 2", lambda: episode_classes(np.array([2, 3]), 1, 2, 2)),
+    ]
+    for draw in (
+        partial(of_class, ways=2, shots=1),
+        partial(episodes, num_episodes=1, ways=2, shots=1, queries=1, seed=0),
+    ):
+        traced = partial(jax.jit(draw), jnp.arange(6) % 2)
+        calls += [(TypeError, "`labels` must be .* known, got .*outside of `jax.jit`", traced)]
+    for error, match, call in calls:
+        with pytest.raises(error, match=match):
+            call()
 
 
 def test_numbers_out_of_range_are_named():
@@ -142,14 +153,3 @@ def test_numbers_out_of_range_are_named():
         for wrong in (1.5, "1", True, None):
             with pytest.raises(TypeError, match=f"`{name}` must be an integer, got"):
                 call(wrong)
-
-
-def test_traced_labels_are_named():
-    for draw in (
-        partial(class_batch, ways=2, shots=1, seed=0, step=0),
-        partial(episodes, num_episodes=1, ways=2, shots=1, queries=1, seed=0),
-    ):
-        with pytest.raises(
-            TypeError, match=r"`labels` must be .* known, got .*outside of `jax.jit`"
-        ):
-            jax.jit(draw)(jnp.arange(6) % 2)

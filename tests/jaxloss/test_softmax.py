@@ -17,11 +17,6 @@ from tests.tolerances import FLOAT32, rounded_to
 N = 9
 
 
-@pytest.fixture
-def problem():
-    return features_and_weights(np.random.default_rng(40), N, np.float64)
-
-
 def test_a_count_is_a_target_of_one():
     logits = jnp.array([[0.5, -1.0, 2.0]])
     losses = [jaxloss.sigmoid_loss(logits, jnp.array([[n, 0, -1]])) for n in (1, 3)]
@@ -62,37 +57,28 @@ def test_confident_logits_keep_their_small_loss():
     np.testing.assert_allclose(loss, math.exp(-30), rtol=4 * FLOAT32)
 
 
-def test_cosine_of_zero_vectors(problem):
-    """Zero logits and zero gradients, for both sides."""
-    features, weights = problem
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_cosine_of_zero_vectors_and_nan(dtype):
+    """Zero logits and zero gradients, for both sides; a vector with a NaN gives NaN."""
+    features, weights = features_and_weights(np.random.default_rng(40), N, np.float64)
     features[2], weights[:, 1] = 0, 0
-    rng = np.random.default_rng(43)
-    cotangent = rng.normal(size=(N, CLASSES))
+    cotangent = np.random.default_rng(43).normal(size=(N, CLASSES))
 
     @partial(jax.jit, compiler_options=QUICK)
-    def run(features, weights):
-        logits, pull_back = jax.vjp(jaxloss.cosine_logits, features, weights)
+    def run(*arrays):
+        logits, pull_back = jax.vjp(jaxloss.cosine_logits, *arrays)
         return logits, *pull_back(jnp.asarray(cotangent, logits.dtype))
 
-    for dtype in (np.float32, jnp.bfloat16):
-        logits, d_features, d_weights = run(
-            jnp.asarray(features, dtype), jnp.asarray(weights, dtype)
-        )
-        for zeros in (logits[2], logits[:, 1], d_features[2], d_weights[:, 1]):
-            assert not zeros.any()
-        assert finite((logits, d_features, d_weights))
-        assert d_features[0].any()
-
-
-def test_cosine_does_not_hide_nan(problem):
-    """A vector with a NaN gives NaN, unlike the zero vector."""
-    features, weights = (array.astype(np.float32) for array in problem)
-    features[2, 1] = np.nan
-    logits = np.asarray(jaxloss.cosine_logits(jnp.asarray(features), jnp.asarray(weights)))
-    assert np.isnan(logits[2]).all()
-    assert np.isfinite(np.delete(logits, 2, axis=0)).all()
-    logits = np.asarray(jaxloss.cosine_logits(jnp.ones((3, 7)), jnp.asarray(features.T)))
-    assert np.isnan(logits[:, 2]).all()
+    x, w = (jnp.asarray(array, dtype) for array in (features, weights))
+    logits, d_features, d_weights = run(x, w)
+    for zeros in (logits[2], logits[:, 1], d_features[2], d_weights[:, 1]):
+        assert not zeros.any()
+    assert finite((logits, d_features, d_weights))
+    assert d_features[0].any()
+    for rows, columns in ((x.at[2, 1].set(jnp.nan), w), (x, w.at[1, 2].set(jnp.nan))):
+        of_rows, of_columns = (np.isnan(np.asarray(a, np.float32)) for a in (rows, columns))
+        expected = np.logical_or.outer(of_rows.any(axis=1), of_columns.any(axis=0))
+        np.testing.assert_array_equal(np.isnan(run(rows, columns)[0]), expected)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])

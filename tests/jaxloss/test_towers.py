@@ -11,15 +11,12 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 
 import jaxloss
-from jaxloss.pairs import visits
 from tests.jaxloss import references
 from tests.jaxloss.harness import (
     QUICK,
     P,
-    compiled,
     magnitude,
     mesh,
-    over_mesh,
     precision,
     raises,
     widen,
@@ -28,11 +25,6 @@ from tests.tolerances import FLOAT32
 
 LOSSES: dict[str, tuple[str, dict[str, Any], dict[str, float]]] = {
     "info_nce": ("info_nce_loss", {}, {"temperature": 0.3}),
-    "info_nce_one_way": (
-        "info_nce_loss",
-        {"symmetric": False, "similarity": "inner"},
-        {"temperature": 0.8},
-    ),
     "sigmoid_contrastive": ("sigmoid_contrastive_loss", {}, {"scale": 4.0, "bias": -1.5}),
     "info_nce_with_options": (
         "info_nce_loss",
@@ -47,6 +39,7 @@ LOSSES: dict[str, tuple[str, dict[str, Any], dict[str, float]]] = {
 }
 """Functions, options, and hyperparameters that have a gradient."""
 every_loss = pytest.mark.parametrize("name", LOSSES)
+RING = "jaxloss.pairs.visits.GATHERED_BYTES"
 
 
 class Towers(NamedTuple):
@@ -87,14 +80,11 @@ def find(name: str, module: Any = jaxloss) -> Any:
     return partial(getattr(module, function), **options)
 
 
-def total_and_terms(loss: Any, features: Any, params: Any, masks: Any, axis_name: Any = None):
+def total_and_terms(loss: Any, features: Any, params: Any, masks: Any):
     """A scalar of the mean and of every loss, and the losses. It takes arrays of any library."""
     loss = partial(loss, **features, **params, **masks)
-    if axis_name is not None:
-        loss = partial(loss, axis_name=axis_name)
     terms = loss(reduction="none")
-    squares = (terms**2).sum()
-    return loss() + (squares if axis_name is None else jax.lax.psum(squares, axis_name)), terms
+    return loss() + (terms**2).sum(), terms
 
 
 @cache
@@ -146,153 +136,71 @@ def check(got: Any, expected: Any, tolerance: float) -> None:
     jax.tree.map(close, got, expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "further"),
-    [
-        ("info_nce", 5),
-        ("sigmoid_contrastive", 5),
-        ("info_nce_with_options", 5),
-        ("sigmoid_contrastive_with_options", 5),
-        *(pytest.param(name, 0, marks=pytest.mark.long) for name in LOSSES),
-        pytest.param("info_nce_one_way", 5, marks=pytest.mark.long),
-    ],
-)
-def test_values_and_gradients_equal_references(name, further):
-    towers = towers_of(name, further=further)
-    features, masks = split(towers)
-    loops = total_and_terms(find(name, references), features, LOSSES[name][2], masks)
-    got = [evaluate(name, towers, block_size=size) for size in (None, 3)]
-    for values, _ in got:
-        check(values, loops, 1e-10)
-    expected = by_torch(name, towers)
-    for values in got:
-        check(values, expected, 1e-10)
-    rounded = {name: np.float64(np.float32(x)) for name, x in features.items()}
-    towers = towers._replace(**rounded)
-    check(evaluate(name, towers, np.float32), by_torch(name, towers), FLOAT32)
-
-
 # Devices ----
 
 
-def in_shares(towers: Towers, devices: int) -> tuple[Towers, np.ndarray]:
-    """Towers as `axis_name` takes them, and the places of the keys in them."""
-    n, m = len(towers.queries), len(towers.keys)
-    missing = (n - m) % devices
-    places = np.arange(m + missing)
-    parts = (places[:n].reshape(devices, -1), places[n:].reshape(devices, -1))
-    order = np.concatenate(parts, axis=1).reshape(-1)
-    keys = np.pad(towers.keys, ((0, missing), (0, 0)))[order]
-    key_where = np.pad(towers.key_where, (0, missing))[order]
-    bias = None if towers.key_bias is None else np.pad(towers.key_bias, (0, missing))[order]
-    towers = towers._replace(keys=keys, key_where=key_where, key_bias=bias)
-    return towers, np.argsort(order)[:m]
-
-
-SPREAD = [
-    ("axis_name", 1, 5),
-    ("axis_name", 2, 5),
-    ("ring", 4, 5),
-    ("ring", 2, 0),
-    ("Explicit", 4, 5),
-    ("Explicit", 2, 0),
-    ("sharded_loss", 4, 5),
-]
-"""Ways to spread towers, numbers of devices, and of keys beyond the queries."""
-OFTEN = {
-    "info_nce": (("axis_name", 2, 5), ("sharded_loss", 4, 5)),
-    "sigmoid_contrastive": (("ring", 4, 5),),
-    "info_nce_with_options": (("ring", 4, 5), ("Explicit", 4, 5)),
-    "sigmoid_contrastive_with_options": (("axis_name", 2, 5),),
+SPREAD = {
+    "info_nce": (("sharded_loss", 4, 5), ("ring", 2, 0), ("Explicit", 2, 0)),
+    "sigmoid_contrastive": (("ring", 4, 5), ("sharded_loss", 2, 5), ("Explicit", 2, 5)),
+    "info_nce_with_options": (("ring", 4, 5), ("Explicit", 4, 5), ("sharded_loss", 2, 5)),
+    "sigmoid_contrastive_with_options": (("sharded_loss", 2, 5), ("ring", 2, 0)),
 }
+"""Ways to spread towers, numbers of devices, and of keys beyond the queries."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way", "devices", "further"),
     [
-        pytest.param(name, *way, marks=[] if way in often else pytest.mark.long)
-        for number, (name, often) in enumerate(OFTEN.items())
-        for way in sorted({*often, *SPREAD[number::2]})
+        pytest.param(name, *way, marks=pytest.mark.long if number > 1 else [])
+        for name, ways in SPREAD.items()
+        for number, way in enumerate(ways)
     ],
 )
 def test_devices_equal_one(name, way, devices, further, monkeypatch):
     towers = towers_of(name, further=further, seed=5)
     expected = evaluate(name, towers)
     on = mesh((devices,), kind=AxisType.Explicit if way == "Explicit" else AxisType.Auto)
-    rows, places = P("batch"), np.arange(8 + further)
     loss = find(name)
-    if way == "sharded_loss":
+    if way != "Explicit":
         loss = jaxloss.sharded_loss(loss, on, "batch")
     if way == "ring":
-        monkeypatch.setattr(visits, "GATHERED_BYTES", 0)
+        monkeypatch.setattr(RING, 0)
         loss = partial(loss, block_size=3)  # Several tiles of a device.
 
-    def run(features: Any, params: Any, masks: Any, axis_name: Any = None) -> Any:
-        objective = partial(total_and_terms, loss, axis_name=axis_name)
-        both = jax.value_and_grad(objective, (0, 1), has_aux=True)
-        values, (of_features, of_params) = both(features, params, masks)
-        if axis_name is not None:
-            of_params = jax.lax.pmean(of_params, axis_name)
-        return values, (of_features, of_params)
-
     def place(x: Any) -> Any:
-        return jax.device_put(x, NamedSharding(on, rows if len(x) % devices == 0 else P()))
+        rows = P("batch") if len(x) % devices == 0 else P()
+        return jax.device_put(x, NamedSharding(on, rows))
 
-    function: Any = run
+    run = jax.value_and_grad(partial(total_and_terms, loss), (0, 1), has_aux=True)
     with precision(np.float64):
-        if way in ("axis_name", "ring"):
-            towers, places = in_shares(towers, devices)
-            function = jax.shard_map(
-                partial(run, axis_name="batch"),
-                mesh=on,
-                in_specs=(rows, P(), rows),
-                out_specs=((P(), rows), (rows, P())),
-            )
         features, params, masks = arguments(name, towers, np.float64)
         if way == "Explicit":
             features, masks = jax.tree.map(place, (features, masks))
-        got = widen(jax.jit(function, compiler_options=QUICK)(features, params, masks))
-    _, (of_features, _) = got
-    for of_keys in of_features.keys() & {"keys", "key_bias"}:
-        of_features[of_keys] = of_features[of_keys][places]
+        got = widen(jax.jit(run, compiler_options=QUICK)(features, params, masks))
     check(got, expected, 1e-10)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("devices", [1, 2])
-def test_unsigned_ids_are_no_markers(devices):
-    """The largest one, which -1 is in this dtype, is an id like others, and not of further keys."""
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["info_nce", "sigmoid_contrastive"])
+def test_ids_on_devices(name):
+    """Without ids, all other keys are negatives: also those at the same place of another device.
+
+    The largest unsigned id, which -1 is in this dtype, is as others, and not that of further keys.
+    """
     towers = make_towers(further=4)
     ids = np.where(towers.ids < 0, np.arange(8) + 10, towers.ids).astype(np.uint32)
     ids[towers.ids == 3] = np.iinfo(np.uint32).max
-    spread, _ = in_shares(towers, devices)
-
-    def on_devices(arrays):
-        return [loss(**arrays, axis_name="batch") for loss in losses]
-
-    losses = [find(name) for name in ("info_nce", "sigmoid_contrastive")]
-    on_mesh = jax.shard_map(on_devices, mesh=mesh((devices,)), in_specs=P("batch"), out_specs=P())
-    run = jax.jit(on_mesh, compiler_options=QUICK)
-    expected, got = (
-        run(features | masks)
-        for x in (towers.ids, ids)
-        for features, _, masks in [arguments("info_nce", spread._replace(ids=x), np.float32)]
-    )
-    np.testing.assert_allclose(got, expected, rtol=FLOAT32)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OFTEN)
-def test_without_ids_all_other_keys_are_negatives(name):
-    """Also those at the same place of another device."""
-    queries, keys = (np.float32(x) for x in make_towers()[:2])
-    loss = partial(find(name), **LOSSES[name][2])
-    spread = jax.shard_map(
-        partial(loss, axis_name="batch"), mesh=mesh(), in_specs=P("batch"), out_specs=P()
-    )
-    got, expected = (jax.jit(f, compiler_options=QUICK)(queries, keys) for f in (spread, loss))
-    np.testing.assert_allclose(got, expected, rtol=4 * FLOAT32)
+    alone = partial(find(name), **LOSSES[name][2])
+    spread = jaxloss.sharded_loss(alone, mesh(), "batch")
+    for of_rows, expected_of in ((None, None), (towers.ids, towers.ids), (ids, towers.ids)):
+        got, expected = (
+            jax.jit(loss, compiler_options=QUICK)(
+                *map(np.float32, towers[:2]), **({} if x is None else {"ids": jnp.asarray(x)})
+            )
+            for loss, x in ((spread, of_rows), (alone, expected_of))
+        )
+        np.testing.assert_allclose(got, expected, rtol=4 * FLOAT32)
 
 
 # Options ----
@@ -314,21 +222,20 @@ PAIRED = (
 def test_pairs_of_options(function, run, monkeypatch):
     """Values, gradients and metrics of options that are on at the same time."""
     pytest.importorskip("torch")
-    is_on = dict(zip(PAIRED, RUNS[run], strict=True))
+    is_on = dict(zip(PAIRED, map(bool, RUNS[run]), strict=True))
+    is_on["own_key_where"] &= is_on["own_keys"]
     towers = make_towers(further=3, seed=run, extra=True)
     arrays = ("ids", "key_bias", "own_keys", "own_key_where")
-    left_out = [name for name in arrays if not is_on[name]]
-    left_out += [] if is_on["own_keys"] else ["own_key_where"]
-    towers = towers._replace(**dict.fromkeys(left_out))
-    options: dict[str, Any] = {"equal_ids": "positive" if is_on["equal_ids"] else "ignore"}
-    options["similarity"] = "negative_squared_distance" if is_on["similarity"] else "cosine"
-    if is_on["margin_of_false_negatives"]:
-        options["margin_of_false_negatives"] = -0.1
+    towers = towers._replace(**{name: None for name in arrays if not is_on[name]})
+    options: dict[str, Any] = {
+        "equal_ids": "positive" if is_on["equal_ids"] else "ignore",
+        "similarity": "negative_squared_distance" if is_on["similarity"] else "cosine",
+        "margin_of_false_negatives": -0.1 if is_on["margin_of_false_negatives"] else None,
+    }
     params = {"scale": 3.0, "bias": -1.0}
     if function == "info_nce_loss":
-        options["symmetric"] = bool(is_on["symmetric"])
-        params = {"temperature": 0.4}
-        params |= {PENALTY: 0.3} if is_on[PENALTY] else {}
+        options["symmetric"] = is_on["symmetric"]
+        params = {"temperature": 0.4, **({PENALTY: 0.3} if is_on[PENALTY] else {})}
     params |= {"hardness": 0.6} if is_on["hardness"] else {}
     monkeypatch.setitem(LOSSES, "run", (function, options, params))
     expected = by_torch("run", towers)
@@ -365,35 +272,6 @@ def dense_metrics(towers: Towers, options: dict[str, Any], params: dict[str, flo
     features, masks = split(towers)
     keep(**features, **masks, **options)
     return references.contrastive_metrics(found, options.get("hardness", 0.0))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("loss", "axis_name"),
-    [
-        (jaxloss.info_nce_loss, None),
-        (jaxloss.sigmoid_contrastive_loss, "batch"),
-        pytest.param(jaxloss.info_nce_loss, "batch", marks=pytest.mark.long),
-        pytest.param(jaxloss.sigmoid_contrastive_loss, None, marks=pytest.mark.long),
-    ],
-)
-def test_options_hold_no_array_of_all_pairs(loss, axis_name, monkeypatch):
-    """Of the gradient. An array of all logits of a device would be 256 MiB, or 64 MiB."""
-    monkeypatch.setattr(visits, "GATHERED_BYTES", 0)
-    n, dim = 2**13, 16
-
-    def total(queries, keys, bias, own_keys, ids):
-        options = {"equal_ids": "positive", "hardness": 0.5, "margin_of_false_negatives": 0.1}
-        arrays = {"key_bias": bias, "own_keys": own_keys, "ids": ids}
-        results = loss(queries, keys, **arrays, **options, metrics=True, axis_name=axis_name)
-        return results[0] + results[1].logsumexp
-
-    gradient = jax.grad(total, argnums=(0, 1, 2, 3))
-    if axis_name is not None:
-        gradient = over_mesh(gradient, P("batch"), P("batch"))
-    shapes = ((n, dim), (n, dim), (n,), (n, 2, dim))
-    _, memory = compiled(gradient, *((x, np.float32) for x in shapes), ((n,), np.int32))
-    assert memory < 48 * 2**20
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "inner", "negative_distance"])
@@ -435,27 +313,21 @@ def test_large_logits_have_a_gradient():
 def test_pairs_without_negatives_and_zeros(name):
     """One id for all rows, zero rows, and equal rows have finite losses and gradients."""
     towers = towers_of(name, further=0)
+    one_id = towers._replace(ids=np.zeros(8, np.int32))
+    some = np.arange(8) != 1
+    zeros = towers._replace(queries=towers.queries * some[:, None])
     for edge in (
-        towers._replace(ids=np.zeros(8, np.int32)),
-        towers._replace(queries=0 * towers.queries),
+        one_id,
+        zeros,
         towers._replace(queries=0 * towers.queries, keys=0 * towers.keys),
         towers._replace(queries=0 * towers.queries + 1, keys=0 * towers.keys - 1),
     ):
         chex.assert_tree_all_finite(evaluate(name, edge))
-    got = evaluate(name, towers._replace(ids=np.zeros(8, np.int32)))
-    if name.startswith("info_nce") and towers.own_keys is None:
-        assert magnitude(got) == 0
-
-
-@pytest.mark.parametrize("name", ["info_nce", "sigmoid_contrastive"])
-def test_zero_vectors_have_no_gradient(name):
-    """Neither through the similarity with the own key nor through those with the others."""
-    towers = make_towers()
-    towers.queries[1], towers.keys[5] = 0, 0
-    _, (gradients, _) = evaluate(name, towers)
-    for gradient, zero in ((gradients["queries"], 1), (gradients["keys"], 5)):
-        np.testing.assert_array_equal(np.any(gradient, axis=1)[zero], False)
-        assert np.any(gradient)
+    if name == "info_nce":
+        assert magnitude(evaluate(name, one_id)) == 0
+    _, (gradients, _) = evaluate(name, zeros)
+    if name in ("info_nce", "sigmoid_contrastive"):  # Cosines of a zero vector have no gradient.
+        np.testing.assert_array_equal(gradients["queries"].any(axis=1)[:2], [True, False])
 
 
 @pytest.mark.slow
@@ -475,62 +347,56 @@ def test_masked_rows_do_not_leak(name):
     chex.assert_trees_all_equal(evaluate(name, poisoned), expected)
 
 
-ones, zeros = np.ones, np.zeros
-WRONG = [
-    (ValueError, "queries", {"queries": ones(4, np.float32)}),
-    (TypeError, "queries", {"queries": zeros((5, 4), np.int32)}),
-    (TypeError, "keys", {"keys": zeros((5, 4), np.int32)}),
-    (ValueError, r"`keys`.*m at least 5 and d = 4", {"keys": ones((4, 4), np.float32)}),
-    (ValueError, r"`keys`.*m at least 5 and d = 4", {"keys": ones((5, 3), np.float32)}),
-    (ValueError, "ids", {"ids": zeros(6, np.int32)}),
-    (TypeError, "ids", {"ids": zeros(5, np.float32)}),
-    (ValueError, "key_where", {"key_where": ones(5, bool)}),
-    (TypeError, "key_where", {"key_where": ones(6, np.int32)}),
-    (ValueError, "where", {"where": ones(6, bool)}),
-    (ValueError, "sample_weights", {"sample_weights": ones(6, np.float32)}),
-    (ValueError, "reduction", {"reduction": "avg"}),
-    (ValueError, "block_size", {"block_size": 0}),
-    (ValueError, "similarity", {"similarity": "l2"}),
-    (ValueError, "equal_ids", {"equal_ids": "negative"}),
-    (ValueError, "hardness", {"hardness": np.inf}),
-    (TypeError, "margin_of_false_negatives", {"margin_of_false_negatives": "0.1"}),
-    (TypeError, "`metrics` must be", {"metrics": 1}),
-    (ValueError, "key_bias", {"key_bias": ones(5, np.float32)}),
-    (TypeError, "key_bias", {"key_bias": zeros(6, np.int32)}),
-    (ValueError, r"`own_keys`.* n = 5 and d = 4", {"own_keys": ones((5, 2, 3), np.float32)}),
-    (ValueError, "own_keys", {"own_keys": ones((5, 4), np.float32)}),
-    (TypeError, "own_keys", {"own_keys": zeros((5, 2, 4), np.int32)}),
-    (
-        ValueError,
-        "`own_key_where` must come with `own_keys`",
-        {"own_key_where": ones((5, 2), bool)},
+f32, i32 = partial(np.ones, dtype=np.float32), partial(np.zeros, dtype=np.int32)
+FURTHER, QUERIES = r"`keys`.*m at least 5 and d = 4", r"`own_keys`.* n = 5 and d = 4"
+WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
+    *(
+        (error, match or name, {name: array})
+        for error, match, name, array in (
+            (ValueError, "", "queries", f32(4)),
+            (TypeError, "", "queries", i32((5, 4))),
+            (TypeError, "", "keys", i32((5, 4))),
+            (ValueError, FURTHER, "keys", f32((4, 4))),
+            (ValueError, FURTHER, "keys", f32((5, 3))),
+            (ValueError, "", "ids", i32(6)),
+            (TypeError, "", "ids", f32(5)),
+            (ValueError, "", "key_where", np.ones(5, bool)),
+            (TypeError, "", "key_where", i32(6)),
+            (ValueError, "", "where", np.ones(6, bool)),
+            (ValueError, "", "sample_weights", f32(6)),
+            (ValueError, "", "reduction", "avg"),
+            (ValueError, "", "block_size", 0),
+            (ValueError, "", "similarity", "l2"),
+            (ValueError, "", "equal_ids", "negative"),
+            (ValueError, "", "hardness", np.inf),
+            (TypeError, "", "margin_of_false_negatives", "0.1"),
+            (TypeError, "`metrics` must be", "metrics", 1),
+            (ValueError, "", "key_bias", f32(5)),
+            (TypeError, "", "key_bias", i32(6)),
+            (ValueError, QUERIES, "own_keys", f32((5, 2, 3))),
+            (ValueError, "", "own_keys", f32((5, 4))),
+            (TypeError, "", "own_keys", i32((5, 2, 4))),
+            (ValueError, "must come with `own_keys`", "own_key_where", np.ones((5, 2), bool)),
+        )
     ),
     *(
-        (error, "own_key_where", {"own_keys": ones((5, 2, 4), np.float32), "own_key_where": wrong})
-        for error, wrong in ((ValueError, ones((5, 3), bool)), (TypeError, ones((5, 2), np.int32)))
+        (error, "own_key_where", {"own_keys": f32((5, 2, 4)), "own_key_where": wrong})
+        for error, wrong in ((ValueError, np.ones((5, 3), bool)), (TypeError, i32((5, 2))))
     ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("loss", "wrong"),
+    ("loss", "numbers"),
     [
-        (
-            jaxloss.info_nce_loss,
-            [
-                (ValueError, "temperature", {"temperature": 0.0}),
-                (ValueError, "logsumexp_penalty", {"logsumexp_penalty": np.nan}),
-            ],
-        ),
-        (
-            jaxloss.sigmoid_contrastive_loss,
-            [(ValueError, "scale", {"scale": 0.0}), (ValueError, "bias", {"bias": np.nan})],
-        ),
+        (jaxloss.info_nce_loss, {"temperature": 0.0, "logsumexp_penalty": np.nan}),
+        (jaxloss.sigmoid_contrastive_loss, {"scale": 0.0, "bias": np.nan}),
     ],
 )
-def test_wrong_arguments_are_named(loss, wrong):
-    right = {"queries": ones((5, 4), np.float32), "keys": ones((6, 4), np.float32)}
-    for error, match, changes in WRONG + wrong:
+def test_wrong_arguments_are_named(loss, numbers):
+    right = {"queries": f32((5, 4)), "keys": f32((6, 4))}
+    own = [(ValueError, name, {name: number}) for name, number in numbers.items()]
+    for error, match, changes in WRONG + own:
         given = right | changes
         with raises(error, match):
             jax.eval_shape(lambda given=given: loss(**given))
