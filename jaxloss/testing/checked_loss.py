@@ -113,7 +113,8 @@ class CheckedLoss:
         self._of_stack = _jit(
             jax.vmap(functools.partial(self.values_and_gradients, transform=jax.checkpoint))
         )
-        self._second = _jit(self._second_derivatives)
+        # XLA of jaxlib 0.10.2 compiles that of `group_softmax_loss` wrongly with quick options.
+        self._second = jax.jit(self._second_derivatives)
         self._spread: dict[Any, Any] = {}
 
     def batch(self, rng: np.random.Generator, n: int) -> Batch:
