@@ -677,8 +677,8 @@ def test_the_row_of_the_largest_value(given, place, block_size, gathered, monkey
                 (x, labels), NamedSharding(mesh(kind=AxisType.Explicit), P("batch"))
             )
 
-        def of(x, *r):
-            options = given | ({"references": r[0]} if r else {})
+        def of(x: Any, *r: Any) -> Any:
+            options: Any = given | ({"references": r[0]} if r else {})
             return hardest_gap(x, labels, block_size=block_size, **options)
 
         got = jax.jit(jax.value_and_grad(of, which))(x, *map(jnp.asarray, arrays[1:]))
