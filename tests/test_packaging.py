@@ -77,7 +77,7 @@ def test_the_wheel_needs_little(wheel):
 
 
 def test_the_recipe_for_conda_has_the_requirements_of_the_project():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/releasing.md").read_text(encoding="utf-8")
     recipe = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     about, needed = project["project"], recipe["requirements"]

@@ -235,9 +235,9 @@ def test_every_command_parses(document):
 
 
 @pytest.mark.parametrize("name", ["focal_loss", "lifted_loss"])
-def test_the_code_of_contributing_runs(name, monkeypatch):
+def test_the_code_of_adding_a_loss_runs(name, monkeypatch):
     """Each block in the file that is named above it; then the new loss equals its references."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/adding_a_loss.md").read_text(encoding="utf-8")
     found = re.findall(r"\*\*`([\w/]+)\.py`\*\*|\n\n   ```python\n(.*?)```", text, re.DOTALL)
     blocks, path = [], ""
     for file, source in found:

@@ -16,11 +16,13 @@ REPOSITORY = "https://github.com/jaxloss/jaxloss/blob/main/"
 PAGES = {
     "CHANGELOG.md": "changelog",
     "CONTRIBUTING.md": "contributing",
+    "docs/adding_a_loss.md": "adding_a_loss",
     "docs/api_experiments.md": "api_experiments",
     "docs/coming_from.md": "coming_from",
     "docs/coming_from_others.md": "coming_from_others",
     "docs/devices.md": "devices",
     "docs/notebooks/index.md": "notebooks/index",
+    "docs/releasing.md": "releasing",
     "experiments/BENCHMARKS.md": "experiments/benchmarks",
     "experiments/EARLIER_RESULTS.md": "papers/earlier_results",
     "experiments/PODS.md": "experiments/pods",

@@ -29,8 +29,8 @@ def formula(module: Any, file: str, name: str) -> Any:
     """A function of a module of references."""
     if not hasattr(module, name):
         raise LookupError(
-            f"tests/jaxloss/{file}.py has no `{name}`: add the formula there, as the section "
-            '"Add a loss" of CONTRIBUTING.md shows'
+            f"tests/jaxloss/{file}.py has no `{name}`: add the formula there, as "
+            "docs/adding_a_loss.md shows"
         )
     return getattr(module, name)
 
