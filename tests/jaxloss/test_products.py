@@ -326,6 +326,14 @@ def test_logits_of_cosines_are_relative_to_those_of_some_classes(platform, rows,
     assert_close(widen(known), widen(traced), 2.0**-7)
 
 
+def test_padding_does_not_leak_into_proxies(platform):
+    x, proxies = (jnp.asarray(numbers(seed, (6, 6)), BFLOAT16) for seed in (24, 25))
+    labels = jnp.array([0, 1, 2, 0, 1, -1])
+    run = jax.jit(jax.grad(lambda p, x: jaxloss.proxy_nca_loss(x, labels, p)))
+    got, expected = run(proxies, x.at[5].set(jnp.nan)), run(proxies, x)
+    np.testing.assert_array_equal(widen(got), widen(expected))
+
+
 def test_hard_triplets_of_a_zero_row(platform):
     """It is at distance 1 from every unit vector, and its cosines are 0."""
     x = jnp.asarray(numbers(0, (9, 4)), BFLOAT16).at[4].set(0)
