@@ -10,7 +10,8 @@ dimension of an argument is spread follows from its jaxtyping annotation (`dimen
 - keys `"m ..."` of a function without `references`: the first n like the rows, the others in equal
   shares, filled up with rows of `key_where=False`;
 - classes `C` over axes of their own, if the function has `class_axis_name`;
-- all other arrays are copied to every device.
+- all other arrays are copied to every device. One that has as many rows as the batch or the
+  references, and no annotation, is an error that says what to write.
 """
 
 from __future__ import annotations
@@ -331,8 +332,8 @@ def _filled(call: Call, spread: _Spread, num_rows: int) -> Call:
     number, *others = {*lengths.values()} or {0}
     if others:
         raise ValueError(f"{', '.join(lengths)} must have the same number of rows")
-    mask, own = "key_where", num_rows
-    if "references" in inspect.signature(call.function).parameters:
+    parameters, mask, own = inspect.signature(call.function).parameters, "key_where", num_rows
+    if "references" in parameters or "keys" not in parameters:
         mask, own = "reference_where", 0
     missing = (own - number) % spread.size
     # Fewer keys than queries are an error of the function.
@@ -343,7 +344,8 @@ def _filled(call: Call, spread: _Spread, num_rows: int) -> Call:
         if mask not in dims_of(call.function):
             raise ValueError(
                 f"`{next(iter(lengths))}` has {number} rows, which do not spread evenly over the "
-                f'{spread.size} devices; let the loss take `{mask}: Bool[Array, " m"]`'
+                f'{spread.size} devices; let the loss take `{mask}: Bool[Array, " m"]`, or leave '
+                "out the annotation of numbers of a Queue, which every device has"
             )
         arguments = arguments | {mask: jnp.ones(number, bool)}
     # A device gets the keys of its queries, and then a share of the rest.

@@ -115,10 +115,7 @@ def prototypical_loss(
     )
     classes = _classes(anchors, support or anchors, num_classes, axis_name)
     anchors, rows = _centered(anchors, support, axis_name)
-    means, sizes = _means(rows or anchors, classes, axis_name)
-
-    # Every device has the means, or each a share of them.
-    shares = None if means.shape[0] == classes.number else axis_name
+    means, sizes, shares = _means(rows or anchors, classes, axis_name)
     slots = own_positions(means.shape[0], shares)
     pairs = compare(
         anchors.features,
@@ -222,10 +219,11 @@ def _centered(
 
 def _means(
     rows: Rows, classes: _Classes, axis_name: AxisName | None
-) -> tuple[Float[Array, "k d"], Float[Array, " C"]]:
-    """Returns the means of the classes, and how many rows they have on all devices.
+) -> tuple[Float[Array, "k d"], Float[Array, " C"], AxisName | None]:
+    """Returns the means of the classes, how many rows they have on all devices, and an axis.
 
-    Large means are shared out: a device has those of as many slots as each of the others.
+    Large means are shared out over it: a device has those of as many slots as each of the others.
+    It is None where every device has all of them.
     """
     (features,), number = widen(rows.features), classes.number
     ones = jnp.ones_like(features[:, 0])
@@ -233,7 +231,7 @@ def _means(
     num_bytes = number * features.shape[1] * features.dtype.itemsize
     if axis_name is None or num_bytes <= GATHERED_BYTES:
         sums = sum_over(jax.ops.segment_sum(features, classes.of_rows, number), axis_name)
-        return sums / jnp.maximum(sizes, 1)[:, None], sizes
+        return sums / jnp.maximum(sizes, 1)[:, None], sizes, None
     devices = axis_size(axis_name)
     share = -(-number // devices)
     first = own_positions(share, axis_name)[0]
@@ -250,4 +248,4 @@ def _means(
     sums = vary_alike((jnp.zeros_like(features, shape=(share, features.shape[1])), first))[0]
     sums, _ = lax.scan(jax.checkpoint(of_device), sums, begins)
     own = lax.dynamic_slice_in_dim(sizes, first, share)
-    return sums / jnp.maximum(own, 1)[:, None], sizes
+    return sums / jnp.maximum(own, 1)[:, None], sizes, axis_name

@@ -133,7 +133,8 @@ def compare(
         `jaxloss`.
       numbers: A pytree of arrays `[n]` that values depend on, as `pair.anchor`; without references,
         those of the other row are `pair.reference`. Floats have gradients, integers have none.
-      reference_numbers: The same of the references, `[m]`; of a `Queue`, the same on every device.
+      reference_numbers: The same of the references, `[m]`; of a `Queue`, the same on every device,
+        so that in a loss that is `divided` they have no annotation.
       guide, reference_guide: `[n, e]` and `[m, e]`, of which `pair.guide` is the similarity, such
         as features of a teacher. They have no gradient.
       guide_similarity: That of guides; by default `similarity`.
@@ -183,15 +184,19 @@ def compare(
         axis_name=axis_name,
     )
     own, other, how = loaded_for_products(own, other, how)
-    if isinstance(references, Queue) and axis_name is not None:  # As its rows.
-        reference_numbers, reference_guide = jax.tree.map(
-            lambda leaf: share_of(checks.as_array("reference_numbers", leaf), axis_name, 0),
-            (reference_numbers, reference_guide),
-        )
-    own = own.with_numbers(checked_numbers("numbers", numbers, own.valid), how.dtype)
     for name, value in (("numbers", reference_numbers), ("guide", reference_guide)):
         if other is None and value is not None:
             raise ValueError(f"`reference_{name}` must come with `references`, which are missing")
+    own = own.with_numbers(checked_numbers("numbers", numbers, own.valid), how.dtype)
+    if isinstance(references, Queue) and axis_name is not None:  # Devices take shares, as of rows.
+        whole = jnp.asarray(references.labels)
+        reference_numbers = checked_numbers("reference_numbers", reference_numbers, whole)
+        if reference_guide is not None:
+            reference_guide = checks.floating("reference_guide", reference_guide, "m e")
+            checks.same_rows("reference_guide", reference_guide, "references", whole)
+        reference_numbers, reference_guide = jax.tree.map(
+            lambda leaf: share_of(leaf, axis_name, 0), (reference_numbers, reference_guide)
+        )
     if other is not None:
         numbers = checked_numbers("reference_numbers", reference_numbers, other.valid)
         other = other.with_numbers(numbers, how.dtype)

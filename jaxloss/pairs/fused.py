@@ -6,7 +6,7 @@ once, for the value and for the gradient: 6n²d operations in place of 8n²d, an
 ring. Its backward pass multiplies by a number.
 
 **Two stages.** The numbers of the anchors can be a function `c = b(results)` of the results of a
-first stage, and the second stage can be sums, `u_i = Σ_j v(s_ij, o_ij, c_i)`. By two calls, the
+first stage, and the second stage can be sums, `u_i = Σ_j v(s_ij, c_i)`. By two calls, the
 backward pass visits the tiles twice, because the first stage waits for the cotangents of c. But
 those are the cotangent of u_i times the slope `Σ_j ∂v_ij/∂c_i`, which is another sum of the second
 stage.
@@ -29,25 +29,33 @@ from jaxloss.core.batch import vary_alike
 from jaxloss.pairs.comparison import Comparison
 from jaxloss.pairs.rows import How, in_blocks, joined
 from jaxloss.pairs.statistics import ByClass, Pair, Params, Parts, Statistic
-from jaxloss.pairs.tiles import Factor, RowGradient, by_class, merged, nothing, reduced, tile_of
-from jaxloss.pairs.towers import Towers
-from jaxloss.pairs.visits import (
+from jaxloss.pairs.tiles import (
+    Factor,
     Found,
     Inputs,
     Place,
-    Residuals,
-    Side,
-    Visits,
+    RowGradient,
     add,
-    backward,
-    each_tile,
-    forward,
+    by_class,
     gradients,
     gradients_of_tile,
     loaded_rows,
+    merged,
     no_gradients,
-    prepared,
+    nothing,
+    reduced,
+    tile_of,
     with_gradient,
+)
+from jaxloss.pairs.towers import Towers
+from jaxloss.pairs.visits import (
+    Residuals,
+    Side,
+    Visits,
+    backward,
+    each_tile,
+    forward,
+    prepared,
 )
 
 

@@ -66,12 +66,12 @@ class Pair:
 
     @property
     def anchor(self) -> Any:
-        """The numbers of the anchor, or of the query: each of `[a, 1]` or `[1, b]`."""
+        """The numbers of the anchor, or of the query. Each broadcasts to `[a, b]`."""
         return self._of("anchor", "pass `numbers`")
 
     @property
     def reference(self) -> Any:
-        """The numbers of the reference, or of the key: each of `[a, 1]` or `[1, b]`."""
+        """The numbers of the reference, or of the key. Each broadcasts to `[a, b]`."""
         return self._of(
             "reference", "pass `numbers`, of references `reference_numbers`, of keys `key_numbers`"
         )
@@ -170,8 +170,8 @@ class Statistic(NamedTuple):
     """Whether the result has a gradient. One that only informs, such as an accuracy, costs less
     without: the gradient of a loss then leaves it out. `COUNT` and `ARGMAX` have none."""
     by_row: bool = False
-    """Whether the value of a pair depends on which of its rows the statistic is of. A comparison
-    finds out."""
+    """Whether the value of a pair depends on which of its rows the statistic is of. Comparisons and
+    the losses of the library set it."""
 
 
 def has_gradient(statistic: Statistic) -> bool:
@@ -307,7 +307,7 @@ ARGMAX = MAX._replace(result=lambda part: part.total, has_gradient=False)
 """The position of the reference with the largest value, among those of all devices.
 
 It is for `Comparison.rows_at`; without a pair, it is none of these. Of equal values, it is the
-first. It has no gradient.
+first. Of towers, it is the row of the keys, or of the queries. It has no gradient.
 """
 ARGMAX_OF_SIMILARITIES = ARGMAX._replace(reduce=_reduce_max_of_exact)
 """The same, of similarities or their negatives.

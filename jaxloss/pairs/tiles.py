@@ -8,9 +8,9 @@ themselves serves block J, too, along its columns.
 `f = g`). The cotangents `f_i share_ij` of the values of a tile are pulled back through `v(s)` to
 `D_ij = Σ_statistics f_i share_ij ∂v_ij/∂s_ij`. A tile that serves both of its sides has the same
 values for both, so the cotangents `f_i share_ij + f_j share_ji` are pulled back at once. With
-numbers of the rows, its values differ: `v(s_ij, o_ij, c_i, c_j)` for one side, and `v(s_ij, o_ij,
-c_j, c_i)` for the other. Each side is then pulled back by itself, to the similarities and to the
-numbers. Then
+numbers c of the rows, its values differ: for one side `pair.anchor` is c_i and `pair.reference`
+c_j, and for the other they are swapped. Each side is then pulled back by itself, to the
+similarities and to the numbers. Then
 
 - for `s = x_i · x_j`: `X_I` gets the gradient `D X_J`, and `X_J` gets `Dᵀ X_I`;
 - for `s = −‖x_i − x_j‖²`, since `∂s/∂x_i = 2 (x_j − x_i)`: `X_I` gets `2 (D X_J − (D 1) X_I)`, and
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -39,10 +39,31 @@ from jaxloss.core.linear import (
 )
 from jaxloss.core.products import Low, rounded, row_products, times, times_in_parts, wide_product
 from jaxloss.pairs.rows import DISTANCES, How, Rows, Similarity
-from jaxloss.pairs.statistics import ByClass, Pair, Params, Parts, Statistic, reduction_of
+from jaxloss.pairs.statistics import (
+    ByClass,
+    Pair,
+    Params,
+    Parts,
+    Statistic,
+    has_gradient,
+    reduction_of,
+)
 
 State: TypeAlias = tuple[Parts, ...]
 """Of each statistic the parts of anchors or of references, in arrays `[blocks, size]`."""
+
+
+Place: TypeAlias = Literal["diagonal", "lower", "rectangle"]
+"""Where a tile is: on or below the diagonal of the anchors among themselves, or elsewhere."""
+
+
+class Inputs(NamedTuple):
+    """What the visits of all tiles begin with. The rows are in blocks."""
+
+    params: Params
+    center: Float[Array, " d"] | None
+    anchors: Rows
+    references: Rows | None
 
 
 class Loaded(NamedTuple):
@@ -52,6 +73,17 @@ class Loaded(NamedTuple):
     norms: Float[Array, "k a"] | None
     """Squared norms of the rows relative to the center; inverse norms for cosines; None for
     products."""
+
+
+class Found(NamedTuple):
+    """What one tile, or the visits so far, have found."""
+
+    of_anchors: Any
+    """In blocks; of one tile, for its block of anchors."""
+    of_params: Any
+    of_references: Any
+    """In blocks, of references that are not the anchors. On several devices, it travels with them.
+    Of one tile below the diagonal, it is for the other block of anchors. None if there is none."""
 
 
 class Tile(NamedTuple):
@@ -96,6 +128,13 @@ def loaded(how: How, center: Float[Array, " d"] | None, rows: Rows, low: Low) ->
     if how.is_low:
         rows = rows._replace(features=features if low is None else features.astype(low))
     return Loaded(rows, norms)
+
+
+def loaded_rows(how: How, inputs: Inputs) -> tuple[Loaded, Loaded | None]:
+    """Returns anchors and references as all tiles need them."""
+    _, center, anchors, references = inputs
+    own = loaded(how, center, anchors, how.low[0])
+    return own, references and loaded(how, center, references, how.low[1])
 
 
 def tile_of(
@@ -304,6 +343,12 @@ def _of_pairs_that_count(pair: Pair, used: Bool[Array, "a b"]) -> Pair:
 # Gradients ----
 
 
+def with_gradient(statistics: tuple[Statistic, ...], found: Any) -> Any:
+    """Returns what is found of each statistic without those that have no gradient."""
+    both = zip(statistics, found, strict=True)
+    return tuple(one for statistic, one in both if has_gradient(statistic))
+
+
 class RowGradient(NamedTuple):
     """`Σ_b D_ab x_b`, and `Σ_b D_ab`, for the derivatives D by the similarities."""
 
@@ -378,9 +423,11 @@ def pulled_back(
     total, floats = jnp.zeros_like(tile.similarities), _floats_of(tile.numbers)
     d_others = jax.tree.map(jnp.zeros_like, (params, floats))
     for k, statistic in enumerate(statistics):
-        # Where both sides have the same values, their shares are pulled back at once.
-        for sides in [[side] for side in factors] if statistic.by_row else [factors]:
-            axis = sides[0][0]
+        # Values and masks without numbers are the same for both rows of a pair, and towers always
+        # have the query as the anchor: the shares of both sides are then pulled back at once.
+        groups = [[side] for side in factors] if statistic.by_row else [factors]
+        for group in groups:
+            axis = group[0][0]
             used = _used(how, statistic, params, tile, axis)
             value = _value(how, statistic, tile, axis, used)
             values, back = jax.vjp(
@@ -388,7 +435,7 @@ def pulled_back(
                 *(tile.similarities, params, floats),
             )
             shares = [
-                _shares(how, statistic, tile, used, values, of[k], axis) for axis, of in sides
+                _shares(how, statistic, tile, used, values, of[k], along) for along, of in group
             ]
             found = back(sum(shares[1:], shares[0]))
             if not statistic.is_smooth:  # Without a pair that counts, 0 may be a pole.
@@ -468,3 +515,46 @@ def feature_gradient(
         d_features = tangential(d_features, x, side.norms[..., None])
     d_features = d_features.astype(rows.features.dtype)
     return Rows(d_features, None, None, None, gradient.numbers)  # pyright: ignore
+
+
+def no_gradients(how: How, inputs: Inputs) -> Found:
+    """Returns zero gradients of all inputs."""
+    params, _, anchors, references = inputs
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return Found(no_gradient(how, anchors), zeros, references and no_gradient(how, references))
+
+
+def gradients_of_tile(
+    how: How,
+    statistics: tuple[Statistic, ...],
+    params: Params,
+    tile: Tile,
+    factors: tuple[Any, Any],
+    place: Place,
+) -> Found:
+    """Returns the gradients through the similarities of a tile, from the factors of its sides."""
+    of_sides = [(axis, of) for axis, of in zip((1, 0), factors, strict=True) if of is not None]
+    d_tile, d_params, d_numbers = pulled_back(how, statistics, params, tile, of_sides)
+    if place == "diagonal":  # Each pair was seen from both sides.
+        both = add(*d_numbers)
+        d_params, both = jax.tree.map(lambda gradient: gradient / 2, (d_params, both))
+        return Found(times_rows(how, d_tile, tile.references, 1, both), d_params, None)
+    of_anchors = times_rows(how, d_tile, tile.references, 1, d_numbers[0])
+    return Found(of_anchors, d_params, times_rows(how, d_tile, tile.anchors, 0, d_numbers[1]))
+
+
+def gradients(
+    how: How, inputs: Inputs, found: Found, loaded: tuple[Loaded, Loaded | None]
+) -> Inputs:
+    """Returns the gradient of the inputs from the sums over all tiles."""
+    _, center, anchors, references = inputs
+    d_references = None
+    if references is not None and loaded[1] is not None:
+        d_references = feature_gradient(how, center, found.of_references, references, loaded[1])
+    d_anchors = feature_gradient(how, center, found.of_anchors, anchors, loaded[0])
+    return Inputs(found.of_params, None, d_anchors, d_references)
+
+
+def add(old: Any, new: Any) -> Any:
+    """Returns the sum of gradients."""
+    return jax.tree.map(jnp.add, old, new)

@@ -169,11 +169,12 @@ def compare_towers(
         labels = checks.integers("ids", ids, "n")
         checks.same_rows("ids", labels, "queries", queries)
     labels, key_labels = _labels(labels, key_ids, keys, ids is not None, axis_name)
+    # Keys are numbered as queries are, and the further ones after those of all devices.
+    devices = 1 if axis_name is None else axis_size(axis_name)
+    further = own_positions(num_keys - number, axis_name) + number * devices
     # The own key of a query is left out, and no other row of one tower is a row of the other.
-    key_positions = ~own_positions(num_keys, axis_name)
+    key_positions = ~jnp.concatenate([positions, further])
     if key_ids is not None:
-        devices = 1 if axis_name is None else axis_size(axis_name)
-        further = own_positions(num_keys - number, axis_name) + number * devices
         key_positions = jnp.concatenate([positions, ~further])
     valid = valid & key_valid[:number]
     key_valid = jnp.concatenate([valid, key_valid[number:]])

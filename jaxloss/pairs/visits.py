@@ -7,7 +7,7 @@ its own class, and over those of the other classes. The anchor itself and invali
 A pairwise loss is a short formula on these numbers. With `v = s / T`, for example, NCA is
 `softplus(negative − positive)`.
 
-**Forward.** The rows are cut into blocks (`prepared`). Each tile of similarities of blocks I and J
+**Forward.** The rows are cut into blocks (`_cut`). Each tile of similarities of blocks I and J
 is computed, reduced along its rows, merged into what is known of block I (`each_tile`), and
 forgotten. Nothing is kept but the parts, unless all pairs fit into one tile.
 
@@ -37,7 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -50,22 +50,25 @@ from jaxloss.core.batch import AxisName, axis_size, gather, own_positions, pass_
 from jaxloss.core.linear import sizes_are_known
 from jaxloss.core.programs import compiled_once
 from jaxloss.pairs.rows import How, Rows, center_for, in_blocks, joined
-from jaxloss.pairs.statistics import ByClass, Params, Statistic, has_gradient
+from jaxloss.pairs.statistics import ByClass, Params, Statistic
 from jaxloss.pairs.tiles import (
+    Found,
+    Inputs,
     Loaded,
+    Place,
     State,
-    Tile,
+    add,
     by_class,
     factors_of,
-    feature_gradient,
-    loaded,
+    gradients,
+    gradients_of_tile,
+    loaded_rows,
     merged,
-    no_gradient,
+    no_gradients,
     nothing,
-    pulled_back,
     reduced,
     tile_of,
-    times_rows,
+    with_gradient,
 )
 
 GATHERED_BYTES = 2**24
@@ -95,15 +98,6 @@ def statistics_of(
 # Before the first tile ----
 
 
-class Inputs(NamedTuple):
-    """What the visits of all tiles begin with. The rows are in blocks."""
-
-    params: Params
-    center: Float[Array, " d"] | None
-    anchors: Rows
-    references: Rows | None
-
-
 def prepared(
     anchors: Rows, references: Rows | None, how: How, params: Params
 ) -> tuple[How, Inputs]:
@@ -112,11 +106,7 @@ def prepared(
     how, references = _placed(anchors, references, how)
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, how.dtype), params)
     params, anchors, references = vary_alike((params, anchors, references))
-    others = anchors if references is None else references
-    shapes = anchors.labels.shape[0], others.labels.shape[0]
-    sizes = _tile_sizes(*shapes, how.block_sizes, symmetric=references is None)
-    references = None if references is None else in_blocks(references, sizes[1])
-    return how, Inputs(params, center, in_blocks(anchors, sizes[0]), references)
+    return how, Inputs(params, center, *_cut(anchors, references, how))
 
 
 def _placed(anchors: Rows, references: Rows | None, how: How) -> tuple[How, Rows | None]:
@@ -134,6 +124,14 @@ def _is_gathered(features: Float[Array, "m d"], axis_name: AxisName | None) -> b
     """Returns whether these rows of all devices fit on each of them."""
     num_bytes = features.size * features.dtype.itemsize
     return axis_name is None or num_bytes * axis_size(axis_name) <= GATHERED_BYTES
+
+
+def _cut(anchors: Rows, references: Rows | None, how: How) -> tuple[Rows, Rows | None]:
+    """Returns the rows in blocks."""
+    others = anchors if references is None else references
+    shapes = anchors.labels.shape[0], others.labels.shape[0]
+    sizes = _tile_sizes(*shapes, how.block_sizes, symmetric=references is None)
+    return in_blocks(anchors, sizes[0]), references and in_blocks(references, sizes[1])
 
 
 def _tile_sizes(
@@ -177,7 +175,10 @@ def _even_size(num_rows: int, largest: int) -> int:
 def rows_at(
     positions: Int32[Array, " n"], features: Float[Array, "m d"], axis_name: AxisName | None
 ) -> Float[Array, "n d"]:
-    """Returns the rows at these positions among those of all devices, which get gradients."""
+    """Returns the rows at these positions among those of all devices, which get gradients.
+
+    Rows of any array that is spread as the references: they are gathered, or go around a ring.
+    """
     found = jnp.zeros_like(features, shape=(positions.shape[0], features.shape[1]))
     if not features.shape[0]:
         return found
@@ -198,21 +199,6 @@ def rows_at(
 # All tiles ----
 
 Index: TypeAlias = int | Int32[Array, ""]
-Place: TypeAlias = Literal["diagonal", "lower", "rectangle"]
-"""Where a tile is: on or below the diagonal of the anchors among themselves, or elsewhere."""
-
-
-class Found(NamedTuple):
-    """What one tile, or the visits so far, have found."""
-
-    of_anchors: Any
-    """In blocks; of one tile, for its block of anchors."""
-    of_params: Any
-    of_references: Any
-    """In blocks, of references that are not the anchors. On several devices, it travels with them.
-    Of one tile below the diagonal, it is for the other block of anchors. None if there is none."""
-
-
 Side: TypeAlias = tuple[Loaded, Any]
 """Rows, and the factors of their statistics if there are any: in blocks, or one block."""
 
@@ -221,14 +207,15 @@ class Visits(NamedTuple):
     """What happens in a tile. The functions read no arrays but their arguments."""
 
     of_tile: Callable[[Any, Side, Side, Place], Found]
-    """`(shared, own, other, place)` to what is found in the tile of two blocks."""
+    """`(shared, anchors, other, place)` to what is found in the tile of two blocks."""
     merge: Callable[[Any, Any], Any]
     """What is known of a block, and what a tile found for it, to what is known then."""
 
     def visit(self, place: Place, found: Found, index: tuple[Index, Index], arrays: Any) -> Found:
         """Returns what is found after a visit of the tile of block i of the anchors and block j."""
-        (i, j), (shared, own, others) = index, arrays
-        new = self.of_tile(shared, at(own, i), at(own if others is None else others, j), place)
+        (i, j), (shared, anchors, references) = index, arrays
+        others = anchors if references is None else references
+        new = self.of_tile(shared, at(anchors, i), at(others, j), place)
         of_anchors, of_references = found.of_anchors, found.of_references
         of_anchors = _put(of_anchors, i, self.merge(at(of_anchors, i), new.of_anchors))
         if place == "lower":
@@ -240,64 +227,64 @@ class Visits(NamedTuple):
 
 
 def each_tile(
-    how: How, visits: Visits, found: Found, shared: Any, own: Side, others: Side | None
+    how: How, visits: Visits, found: Found, shared: Any, anchors: Side, references: Side | None
 ) -> Found:
     """Returns what is found in all tiles, on all devices of a ring.
 
     Args:
       found: What is known before.
       shared: Arrays that all tiles read.
-      own, others: The anchors and the references, in blocks. None: the anchors.
+      anchors, references: The anchors and the references, in blocks. None: the anchors.
     """
-    if how.ring_axis is None or others is None:
-        return _each_own_tile(how, visits, found, shared, own, others)
+    if how.ring_axis is None or references is None:
+        return _each_own_tile(how, visits, found, shared, anchors, references)
 
     def step(carry: tuple[Found, Side], _: None) -> tuple[tuple[Found, Side], None]:
         found, block = carry
-        found = _each_own_tile(how, visits, found, shared, own, block)
+        found = _each_own_tile(how, visits, found, shared, anchors, block)
         # What is found of a block is home after the last step.
         block, of_block = pass_on((block, found.of_references), how.ring_axis)
         return (found._replace(of_references=of_block), block), None
 
-    return lax.scan(step, (found, others), length=axis_size(how.ring_axis))[0][0]
+    return lax.scan(step, (found, references), length=axis_size(how.ring_axis))[0][0]
 
 
 def _each_own_tile(
-    how: How, visits: Visits, found: Found, shared: Any, own: Side, others: Side | None
+    how: How, visits: Visits, found: Found, shared: Any, anchors: Side, references: Side | None
 ) -> Found:
     """Returns what is found in all tiles of the blocks on this device."""
 
-    def visit_all(found: Found, own: Side, i: np.ndarray, j: np.ndarray, place: Place) -> Found:
-        visit, arrays = partial(visits.visit, place), (shared, own, others)
+    def visit_all(found: Found, anchors: Side, i: np.ndarray, j: np.ndarray, place: Place) -> Found:
+        visit, arrays = partial(visits.visit, place), (shared, anchors, references)
         if len(i) <= 1:
             return visit(found, (int(i[0]), int(j[0])), arrays) if len(i) else found
         # Where XLA for CPUs knows that a tile is on the diagonal, it computes it number by number.
         indices = (jnp.asarray(i, jnp.int32), jnp.asarray(j, jnp.int32))
         if on_cpu():
             indices = lax.optimization_barrier(indices)
-        if others is not None and how.ends_early:
-            filled = jnp.any(others[0].rows.valid, axis=1)
+        if references is not None and how.ends_early:
+            filled = jnp.any(references[0].rows.valid, axis=1)
             numbers = jnp.arange(1, len(filled) + 1, dtype=jnp.int32)
             number = jnp.max(jnp.where(filled, numbers, 0))
             return _scan_of_first(visit, number, found, indices, arrays)
         return lax.scan(lambda found, at: (visit(found, at, arrays), None), found, indices)[0]
 
-    blocks = np.arange(num_blocks(own[0]))
-    if others is None:
-        found = visit_all(found, own, blocks, blocks, "diagonal")
-        return visit_all(found, own, *np.tril_indices(len(blocks), -1), "lower")
-    columns = np.arange(num_blocks(others[0]))
+    blocks = np.arange(num_blocks(anchors[0]))
+    if references is None:
+        found = visit_all(found, anchors, blocks, blocks, "diagonal")
+        return visit_all(found, anchors, *np.tril_indices(len(blocks), -1), "lower")
+    columns = np.arange(num_blocks(references[0]))
 
     def visit_row(found: Found, i: Index) -> tuple[Found, None]:
         # The block of the anchors is taken out and put back once.
-        block, of_block = jax.tree.map(lambda x: x[None], at((own, found.of_anchors), i))
+        block, of_block = jax.tree.map(lambda x: x[None], at((anchors, found.of_anchors), i))
         inner = found._replace(of_anchors=of_block)
         inner = visit_all(inner, block, 0 * columns, columns, "rectangle")
         of_block = jax.tree.map(lambda x: x[0], inner.of_anchors)
         return inner._replace(of_anchors=_put(found.of_anchors, i, of_block)), None
 
     if len(blocks) == 1:
-        return visit_all(found, own, 0 * columns, columns, "rectangle")
+        return visit_all(found, anchors, 0 * columns, columns, "rectangle")
     return lax.scan(visit_row, found, jnp.asarray(blocks, jnp.int32))[0]
 
 
@@ -314,7 +301,10 @@ def _scan_of_first(
 
 @_scan_of_first.defjvp
 def _scan_of_first_jvp(step: Callable[..., Any], primals: Any, tangents: Any) -> Any:
-    """A loop over all xs has one. It is for second derivatives of a loss."""
+    """A loop over all xs has one, in which a step that is not needed does nothing.
+
+    JAX takes this rule for second derivatives of a loss: they differentiate a pass over the tiles.
+    """
 
     def scan(number: Array, carry: Any, xs: Any, arrays: Any) -> Any:
         def step_or_not(carry: Any, x: tuple[Array, Any]) -> tuple[Any, None]:
@@ -341,11 +331,6 @@ def at(blocks: Any, i: Index) -> Any:
 def _put(blocks: Any, i: Index, block: Any) -> Any:
     update = partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
     return jax.tree.map(lambda x, new: update(x, new), blocks, block)
-
-
-def add(old: Any, new: Any) -> Any:
-    """Returns the sum of gradients."""
-    return jax.tree.map(jnp.add, old, new)
 
 
 # The two passes ----
@@ -429,54 +414,3 @@ def backward(
 
 
 _statistics.defvjp(forward, backward)
-
-
-def with_gradient(statistics: tuple[Statistic, ...], found: Any) -> Any:
-    """Returns what is found of each statistic without those that have no gradient."""
-    both = zip(statistics, found, strict=True)
-    return tuple(one for statistic, one in both if has_gradient(statistic))
-
-
-def loaded_rows(how: How, inputs: Inputs) -> tuple[Loaded, Loaded | None]:
-    """Returns anchors and references as all tiles need them."""
-    _, center, anchors, references = inputs
-    own = loaded(how, center, anchors, how.low[0])
-    return own, references and loaded(how, center, references, how.low[1])
-
-
-def no_gradients(how: How, inputs: Inputs) -> Found:
-    """Returns zero gradients of all inputs."""
-    params, _, anchors, references = inputs
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    return Found(no_gradient(how, anchors), zeros, references and no_gradient(how, references))
-
-
-def gradients_of_tile(
-    how: How,
-    statistics: tuple[Statistic, ...],
-    params: Params,
-    tile: Tile,
-    factors: tuple[Any, Any],
-    place: Place,
-) -> Found:
-    """Returns the gradients through the similarities of a tile, from the factors of its sides."""
-    of_sides = [(axis, of) for axis, of in zip((1, 0), factors, strict=True) if of is not None]
-    d_tile, d_params, d_numbers = pulled_back(how, statistics, params, tile, of_sides)
-    if place == "diagonal":  # Each pair was seen from both sides.
-        both = add(*d_numbers)
-        d_params, both = jax.tree.map(lambda gradient: gradient / 2, (d_params, both))
-        return Found(times_rows(how, d_tile, tile.references, 1, both), d_params, None)
-    of_anchors = times_rows(how, d_tile, tile.references, 1, d_numbers[0])
-    return Found(of_anchors, d_params, times_rows(how, d_tile, tile.anchors, 0, d_numbers[1]))
-
-
-def gradients(
-    how: How, inputs: Inputs, found: Found, loaded: tuple[Loaded, Loaded | None]
-) -> Inputs:
-    """Returns the gradient of the inputs from the sums over all tiles."""
-    _, center, anchors, references = inputs
-    d_references = None
-    if references is not None and loaded[1] is not None:
-        d_references = feature_gradient(how, center, found.of_references, references, loaded[1])
-    d_anchors = feature_gradient(how, center, found.of_anchors, anchors, loaded[0])
-    return Inputs(found.of_params, None, d_anchors, d_references)
