@@ -12,22 +12,17 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from experiments.cli.main import main
-from experiments.data import builders
-from experiments.data.builders import images
-from experiments.data.builders.archives import DamagedArchiveError
-from experiments.data.builders.images import (
-    SourceImage,
-    encode,
-    inspect_image,
-    read_image,
-)
 from experiments.data.pipeline import RecordImages, load_split
+from experiments.datasets import describe, images, lookup
+from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.images import SourceImage, encode, inspect_image
 from experiments.errors import ConfigError
 from experiments.storage import storage_path
 from tests.experiments.fake_archives import decode, write_image
@@ -185,33 +180,34 @@ def test_transparent_images_are_seen_on_a_colour_and_only_then_turned_grey():
             encode(SourceImage(_written(image, "PNG", 6), "a"), (60, 40, 3), background=name)
         )
         np.testing.assert_array_equal(found, np.rot90(_on(image, colour), -1))
-    grey = read_image(_written(image, "PNG"), 1, background="black")
+    grey = _stored_grey(_written(image, "PNG"), background="black")
     wanted = Image.fromarray(_on(image, (0, 0, 0)).astype(np.uint8)).convert("L")
     np.testing.assert_array_equal(grey, wanted)
+
+
+def _stored_grey(content: bytes, **how: Any) -> np.ndarray:
+    return decode(encode(SourceImage(content, "a"), (40, 60, 1), **how))
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 def test_the_bits_that_count_in_greys_of_16_bits(kind):
     levels = (_RAMP // 16).astype(np.uint16)  # 12 bits.
     content = _written(Image.fromarray(levels), kind)
-    assert inspect_image(content).largest == levels.max()
-    found = read_image(content, 1, bits=12)
+    assert inspect_image(SourceImage(content, "a")).largest == levels.max()
+    found = _stored_grey(content, bits=12)
     np.testing.assert_array_equal(found, np.floor(levels * (255 / 4095) + 0.5))
     if kind == "PNG":  # One level is transparent, and no grey.
         levels[3, 5] = 65535
         buffer = io.BytesIO()
         Image.fromarray(levels).save(buffer, "PNG", transparency=65535)
-        seen = inspect_image(buffer.getvalue())
+        seen = inspect_image(SourceImage(buffer.getvalue(), "a"))
         assert (seen.largest, seen.transparent) == ((_RAMP // 16).max(), True)
-        on_black = np.asarray(read_image(buffer.getvalue(), 1, background="black", bits=12)).copy()
+        on_black = _stored_grey(buffer.getvalue(), background="black", bits=12).copy()
         assert on_black[3, 5] == 0
-        on_black[3, 5] = np.asarray(found)[3, 5]
+        on_black[3, 5] = found[3, 5]
         np.testing.assert_array_equal(on_black, found)
-
-
-@pytest.mark.parametrize("content", [_tiff_of_12_bits(), b"P5 2 1 1000\n" + bytes(4)])
-def test_no_bits_are_guessed_where_a_file_states_them(content):
-    assert inspect_image(content).largest == 0
+    for stated in (_tiff_of_12_bits(), b"P5 2 1 1000\n" + bytes(4)):
+        assert inspect_image(SourceImage(stated, "a")).largest == 0
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
@@ -529,8 +525,8 @@ def test_a_folder_of_another_encoding_is_a_line_and_not_a_traceback(dirs, capsys
 )
 def test_what_another_version_prepared_is_refused(dirs, name, before):
     class_folders(dirs["manual_dir"], name.partition("@")[0], "train", "val")
-    folder = dirs["data_dir"] / builders.builder_class(name).name / before
+    folder = dirs["data_dir"] / lookup(name).name / before
     folder.mkdir(parents=True)
     with pytest.raises(DamagedArchiveError, match=re.escape(f"{folder} was prepared by another")):
         load_split(name, "train", **dirs)
-    assert "delete that folder" in builders.describe(name, **dirs).missing
+    assert "delete that folder" in describe(name, **dirs).missing
