@@ -33,7 +33,6 @@ __all__ = [
     "DATASETS",
     "PREFIX",
     "Dataset",
-    "DatasetStatus",
     "describe",
     "lookup",
     "overview",
@@ -123,19 +122,17 @@ class DatasetStatus:
 
     name: str
     description: str
-    """One line."""
     classes: dict[str, int]
     """Number of classes in every split: of the prepared data, or as published."""
     ready: bool
-    """Whether the data set is prepared."""
+    """Whether it is prepared."""
     location: Path
     """The folder of the prepared data set."""
     found: tuple[Path, ...]
     """Those of its files to download that exist."""
     missing: str
-    """Why the data set cannot be prepared now. Empty if it is prepared, or can be."""
-    details: tuple[str, ...] = ()
-    """Further lines."""
+    """Why it cannot be prepared now. Empty if it is prepared, or can be."""
+    details: tuple[str, ...]
 
     @property
     def state(self) -> str:

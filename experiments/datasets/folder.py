@@ -13,7 +13,6 @@ import functools
 import hashlib
 import io
 import json
-import logging
 import os
 import re
 import unicodedata
@@ -65,8 +64,6 @@ from experiments.storage import (
 )
 from experiments.terminal import has_controls
 
-_log = logging.getLogger(__name__)
-
 PREFIX = "folder:"
 """What the names of one's own folders begin with."""
 LABELS = "labels.csv"
@@ -96,15 +93,16 @@ _SIGNS = frozenset(" ()<>|`$*[]{}\"'\\:?#%&")
 
 
 class Named(NamedTuple):
-    """The parts of `folder:PATH@SIZE@COLOUR#CONTENT`; all but the path may be absent."""
+    """The parts of `folder:PATH@SIZE@COLOUR#CONTENT`; all but the absolute path may be empty.
+
+    Transparent images are laid on the colour. The content identifies the files that a run was
+    trained on, in a configuration.
+    """
 
     path: Path
-    """Absolute."""
     size: str
     colour: str
-    """What transparent images are laid on; empty: white."""
     content: str
-    """Identifies the files that a run was trained on, in a configuration."""
 
     def __str__(self) -> str:
         options = "".join(f"@{option}" for option in (self.size, self.colour) if option)
@@ -153,10 +151,9 @@ def pinned(name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """The name of a data set in titles and names of files.
+    """The name of a data set in titles and names of files, without signs that mean anything there.
 
-    That of a folder of one's own is the start of the folder's, and the hash of its content. Spaces,
-    line breaks and the signs of markup and of other systems' paths are underscores in it.
+    That of a folder of one's own is the start of the folder's, and the hash of its content.
     """
     if not is_own(name):
         return name
@@ -210,13 +207,11 @@ class _Facts(NamedTuple):
     mean: list[float]
     std: list[float]
     classes: dict[str, dict[str, int]]
-    """The images of every class or label, by split."""
+    """The number of images of every class or label, by split."""
     images: dict[str, int]
-    """The images of every split."""
     copies: list[list[str]]
     """Files that equal one of another split or, without splits, any other: both, with the split."""
     transparent: int
-    """Images with transparent pixels."""
     largest: int
     """The largest of greys of 16 bits of which the files do not state how many count; else 0."""
     files: str = ""
@@ -341,15 +336,11 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=8)
-def _examine(path: Path, colour: str, stamp: tuple[int, ...]) -> tuple[_Listing | None, _Facts]:
-    """What a folder has; of one that is gone, what it last had, without a listing."""
+def _examine(path: Path, colour: str, stamp: tuple[int, ...]) -> tuple[_Listing, _Facts]:
+    """What a folder has."""
     place = os.fsencode(path) + f"\0{colour}".encode()  # No path has a character 0.
     at_path = f"at-{hashlib.sha256(place).hexdigest()[:24]}"
-    known = _remembered(at_path)
-    if known is not None and not path.exists():
-        _log.warning("%s%s is gone; what was prepared from it is used", PREFIX, readable(path))
-        return None, known
-    listing = _list(path)
+    known, listing = _remembered(at_path), _list(path)
     check_splits(listing.splits)
     files = [*_files(listing)]
     listing = replace(listing, seen=tuple((file, _size_and_time(file)) for _, _, file in files))

@@ -25,8 +25,7 @@ LONGEST = 2
 
 LARGEST = 2**26
 """The most pixels of an image that is read, and of all that are decoded at a time."""
-_MOST_BYTES = 8 * LARGEST
-"""Of a file: more than any of so many pixels needs."""
+_MOST_BYTES = 8 * LARGEST  # Of a file: more than any of so many pixels needs.
 Image.MAX_IMAGE_PIXELS = LARGEST // 2  # Pillow refuses twice as many, and warns below that.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # Blocks of a large image go back to the system; of smaller blocks, every thread would keep some.
