@@ -59,11 +59,6 @@ def food101_folder(manual_dir: Path) -> Expected:
     return expect(_TWO)
 
 
-def food101_archive(manual_dir: Path) -> Expected:
-    with packed(manual_dir / "food101/food-101.tar.gz") as folder:
-        return food101_folder(folder)
-
-
 def food101_class_folders(manual_dir: Path) -> Expected:
     return class_folders(manual_dir, "food101", "train", "val")
 
@@ -89,10 +84,6 @@ def sun397(manual_dir: Path) -> Expected:
     with packed(images) as folder, packed(lists) as partitions:
         write_lines(folder / "SUN397/a/abbey/sun_none.jpg", ["no image, in no list"])
         return _write_scenes(folder, partitions)
-
-
-def sun397_folder(manual_dir: Path) -> Expected:
-    return _write_scenes(manual_dir, manual_dir / "SUN397/Partitions")
 
 
 def dtd(manual_dir: Path) -> Expected:
@@ -348,12 +339,6 @@ def imagenet_folders_and_devkit(manual_dir: Path) -> Expected:
     _write_validation(folder / "val")
     _write_devkit(folder)
     return expect(_SYNSETS)
-
-
-def imagenet_class_folders_and_devkit(manual_dir: Path) -> Expected:
-    """`imagenet/train/*/*.JPEG` and `imagenet/val`, with a devkit, which is not needed."""
-    _write_devkit(manual_dir)
-    return class_folders(manual_dir, "imagenet", "train", "val", ending="JPEG")
 
 
 def imagenet200(manual_dir: Path) -> Expected:
@@ -613,12 +598,11 @@ ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
         imagenet_archives,
         imagenet_kaggle,
         imagenet_folders_and_devkit,
-        imagenet_class_folders_and_devkit,
     ),
     "imagenet200": (imagenet200,),
-    "food101": (food101_folder, food101_archive, food101_class_folders),
+    "food101": (food101_folder, food101_class_folders),
     "caltech256": (caltech256,),
-    "sun397": (sun397, sun397_folder),
+    "sun397": (sun397,),
     "cifar10": (cifar10,),
     "cifar100": (cifar100,),
     "svhn": (svhn,),
