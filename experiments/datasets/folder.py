@@ -80,6 +80,7 @@ _SPLITS = {
     "base": "base",
     "novel": "novel",
 }
+_KNOWN = ", ".join(dict.fromkeys(_SPLITS.values()))
 _MEASURED_IMAGES = 128
 """Training images of which mean and deviation are measured."""
 _LOSSLESS_SIDE = 64
@@ -344,7 +345,7 @@ def _examine(path: Path, colour: str, stamp: tuple[int, ...]) -> tuple[_Listing,
     check_splits(listing.splits)
     files = [*_files(listing)]
     listing = replace(listing, seen=tuple((file, _size_and_time(file)) for _, _, file in files))
-    key = hashlib.sha256(repr([*listing.splits]).encode())
+    key = hashlib.sha256(repr([(split, type(of)) for split, of in listing.splits.items()]).encode())
     for (split, labels, file), (_, seen) in zip(files, listing.seen, strict=True):
         key.update(repr((split, labels, _below(file, listing), seen)).encode())
     if known is None or known.files != key.hexdigest():
@@ -486,11 +487,10 @@ def _read_csv(path: Path) -> _Listing:
             "labels (any number for each image) or label (one class for each image)"
         )
     on_disk = {_nfc(str(file.relative_to(path.parent))): file for file in list_files(path.parent)}
-    splits: dict[str, dict[Path, set[str]]] = {}
-    lines_of: dict[Path, tuple[str, int]] = {}
+    listed: dict[Path, tuple[str, int, set[str]]] = {}
     absent: list[str] = []
-    known_labels: dict[str, str] = {}
     for number, cells in rows:
+        where = f"{shown}, line {number}: {brief(cells['file'])}"
         file = on_disk.get(_nfc(os.path.normpath(cells["file"].replace("\\", "/"))))
         if file is None or not is_image(file.name):
             convert = " (convert it to JPEG or PNG)" * (file is not None)
@@ -499,22 +499,17 @@ def _read_csv(path: Path) -> _Listing:
         split = _SPLITS.get(cells.get("split", "train").lower())
         if split is None:
             raise DamagedArchiveError(
-                f"{shown}, line {number}: the split {brief(cells['split'])} is none of "
-                "train, validation, test, base and novel"
+                f"{where} has the split {brief(cells['split'])}, none of {_KNOWN}"
             )
         text = _nfc(cells["labels" if several else "label"])
         labels = {part.strip() for part in (re.split("[,;|]", text) if several else [text])} - {""}
-        if not labels and not several:
-            raise DamagedArchiveError(f"{shown}, line {number}: {cells['file']} has no label")
-        if any(len(label) > 1000 for label in labels) or len(known_labels) > 10**6:
-            raise DamagedArchiveError(f"{shown}, line {number}: a label is too long, or too many")
-        labels = {known_labels.setdefault(label, label) for label in labels}
-        known = splits.setdefault(split, {}).setdefault(file, set())
-        before = lines_of.setdefault(file, (split, number))
-        if before[0] != split or (not several and known and known != labels):
+        if (not labels and not several) or any(len(label) > 1000 for label in labels):
+            raise DamagedArchiveError(f"{where} has no label, or a very long one")
+        before, first, known = listed.setdefault(file, (split, number, set()))
+        if before != split or (not several and known not in (set(), labels)):
             raise DamagedArchiveError(
-                f"{shown}, lines {before[1]} and {number}: {cells['file']} has two "
-                + ("splits" if before[0] != split else "labels; the column of several is `labels`")
+                f"{shown}, lines {first} and {number}: {cells['file']} has two splits or two labels; "
+                "the column of several is `labels`"
             )
         known |= labels
     if absent:
@@ -523,40 +518,42 @@ def _read_csv(path: Path) -> _Listing:
             f"{readable(path.parent)}: {', '.join(absent[:3])}{', …' * (len(absent) > 3)}; put "
             "them there, or delete the lines"
         )
-    if not splits:
+    if not listed:
         raise DamagedArchiveError(f"{shown} lists no images")
-    held_out = {"base", "novel"} <= {*splits} and not several
-    if not held_out and ("train" not in splits or {"base", "novel"} & {*splits}):
+    there = {split for split, _, _ in listed.values()}
+    order = ("train", "validation", "test")
+    if {"base", "novel"} <= there and not several:
+        order = ("base", "validation", "novel")
+    if not there <= {*order} or order[0] not in there:
         raise DamagedArchiveError(
-            f"{shown} has the splits {', '.join(splits)}; use train with validation and test, or, "
-            "for one class an image, base and novel with validation"
+            f"{shown} has the splits {', '.join(sorted(there))}; use train with validation and "
+            "test, or, for one class an image, base and novel with validation"
         )
-    order = ("base", "validation", "novel") if held_out else ("train", "validation", "test")
-    splits = {split: splits[split] for split in order if split in splits}
-    unlisted = [f for f in on_disk.values() if is_image(f.name) and f not in lines_of]
+    images = {
+        split: {file: own for file, (of, _, own) in sorted(listed.items()) if of == split}
+        for split in order
+        if split in there
+    }
+    unlisted = [f for f in on_disk.values() if is_image(f.name) and f not in listed]
     notes = left_out(unlisted, path.parent, "image", f"that {path.name} does not list")
-    return (_of_many_labels if several else _of_single_labels)(path, splits, notes)
-
-
-def _of_single_labels(
-    path: Path, splits: dict[str, dict[Path, set[str]]], notes: list[str]
-) -> _Listing:
-    found: dict[str, Split] = {}
-    for split, images in splits.items():
+    if several:
+        return _of_many_labels(path, images, notes)
+    splits: dict[str, Split] = {}
+    for split, of in images.items():
         classes: dict[str, list[Path]] = {}
-        for file, (label,) in images.items():
+        for file, (label,) in of.items():
             classes.setdefault(label, []).append(file)
-        found[split] = split_of_files(classes, path)
-    return _classified(path.parent, found, notes)
+        splits[split] = split_of_files(classes, path)
+    return _classified(path.parent, splits, notes)
 
 
 def _of_many_labels(
-    path: Path, splits: dict[str, dict[Path, set[str]]], notes: list[str]
+    path: Path, images: dict[str, dict[Path, set[str]]], notes: list[str]
 ) -> _Listing:
-    if "test" not in splits and "validation" in splits:
-        splits["test"] = splits.pop("validation")
-    names = tuple(sorted(set().union(*splits["train"].values())))
-    others = set().union(*(labels for images in splits.values() for labels in images.values()))
+    if "test" not in images and "validation" in images:
+        images["test"] = images.pop("validation")
+    names = tuple(sorted(set().union(*images["train"].values())))
+    others = set().union(*(labels for of in images.values() for labels in of.values()))
     if unknown := sorted(others - {*names}):
         known = [name for name, other in alike([*names, unknown[0]]) if other == unknown[0]]
         hint = f"; give it the name of {known[0]!r}" if known else ""
@@ -565,12 +562,13 @@ def _of_many_labels(
         )
     if not names:
         raise DamagedArchiveError(f"{readable(path)}: no image has a label")
-    found: dict[str, Split] = {}
-    for split, images in splits.items():
-        images = dict(sorted(images.items()))
-        targets = multi_hot([*images.values()], names, path)
-        found[split] = MultiLabelSplit(names, [*images], targets, open_files, path)
-    return _Listing(path.parent, found, tuple(notes))
+    splits = {
+        split: MultiLabelSplit(
+            names, [*of], multi_hot([*of.values()], names, path), open_files, path
+        )
+        for split, of in images.items()
+    }
+    return _Listing(path.parent, splits, tuple(notes))
 
 
 def _nfc(text: str) -> str:
