@@ -67,9 +67,7 @@ def reading(source: Path | str, kind: str) -> Iterator[None]:
     except ExperimentError:
         raise
     except MemoryError as error:
-        raise DamagedArchiveError(
-            f"{source} needs more memory than there is, or is a damaged {kind}"
-        ) from error
+        raise DamagedArchiveError(f"{source} is a damaged {kind}, or too large") from error
     except Exception as error:
         why = str(error)[:300]
         raise DamagedArchiveError(
@@ -198,9 +196,7 @@ def tar_members(archive: Path) -> list[TarMember]:
                         for e in filter(_is_plain, inner)
                     ]
     except (tarfile.TarError, EOFError) as error:
-        raise DamagedArchiveError(
-            f"{archive} is damaged, or not an uncompressed tar file: {error}"
-        ) from error
+        raise DamagedArchiveError(f"{archive} is damaged, or no plain tar file: {error}") from error
     return found
 
 

@@ -138,9 +138,7 @@ def _read_binary(search_path: SearchPath) -> dict[str, ClassSplit]:
         path = files[f"{split}_X.bin"]
         content = read_bytes(path, 2**30)
         if len(content) % _STL_BYTES:
-            raise DamagedArchiveError(
-                f"{path} is truncated: its size is not a multiple of {_STL_BYTES} bytes"
-            )
+            raise DamagedArchiveError(f"{path} is truncated: it has no {_STL_BYTES} bytes an image")
         # Red, green and blue planes in column-major order.
         images = np.frombuffer(content, np.uint8).reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)
         labels = np.frombuffer(read_bytes(files[f"{split}_y.bin"], 2**20), np.uint8)

@@ -34,9 +34,7 @@ def _split(folder: Path, count: int, omit: str = "") -> dict[str, ClassSplit]:
             continue
         name, images = class_name(path), sorted(list_images(path), key=_order)
         if len(images) <= count:
-            raise DamagedArchiveError(
-                f"{path} has {len(images)} images; more than {count} are needed"
-            )
+            raise DamagedArchiveError(f"{path} has {len(images)} images, not more than {count}")
         splits["train"][name], splits["test"][name] = images[:count], images[count:]
     return {split: split_of_files(classes, folder) for split, classes in splits.items()}
 

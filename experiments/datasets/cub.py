@@ -31,9 +31,7 @@ def _read_pairs(path: Path) -> dict[str, str]:
     for line in read_names(path):
         number, _, value = line.partition(" ")
         if not value or number in pairs:
-            raise DamagedArchiveError(
-                f"{path}: no number and value, or a repeated number: {brief(line)}"
-            )
+            raise DamagedArchiveError(f"{path}: no number and value, or one again: {brief(line)}")
         pairs[number] = value
     return pairs
 

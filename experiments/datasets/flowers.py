@@ -36,9 +36,7 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
         classes: dict[str, list[Path]] = {}
         for number in column(numbers[variable], int, f"{ids}: {variable}"):
             if not 1 <= number <= len(labels):
-                raise DamagedArchiveError(
-                    f"{ids} refers to image {number}, but {path} has no label for it"
-                )
+                raise DamagedArchiveError(f"{path} has no label for the image {number} of {ids}")
             # The archive does not name the classes.
             name = f"flower {labels[number - 1]:03}"
             classes.setdefault(name, []).append(images / f"image_{number:05}.jpg")

@@ -498,9 +498,8 @@ def _read_csv(path: Path) -> _Listing:
             continue
         split = _SPLITS.get(cells.get("split", "train").lower())
         if split is None:
-            raise DamagedArchiveError(
-                f"{where} has the split {brief(cells['split'])}, none of {_KNOWN}"
-            )
+            wrong = brief(cells["split"])
+            raise DamagedArchiveError(f"{where} has the split {wrong}, none of {_KNOWN}")
         text = _nfc(cells["labels" if several else "label"])
         labels = {part.strip() for part in (re.split("[,;|]", text) if several else [text])} - {""}
         if (not labels and not several) or any(len(label) > 1000 for label in labels):
@@ -508,8 +507,8 @@ def _read_csv(path: Path) -> _Listing:
         before, first, known = listed.setdefault(file, (split, number, set()))
         if before != split or (not several and known not in (set(), labels)):
             raise DamagedArchiveError(
-                f"{shown}, lines {first} and {number}: {cells['file']} has two splits or two labels; "
-                "the column of several is `labels`"
+                f"{shown}, lines {first} and {number}: {brief(cells['file'])} has two splits, or "
+                "two labels; the column of several is `labels`"
             )
         known |= labels
     if absent:
@@ -562,12 +561,10 @@ def _of_many_labels(
         )
     if not names:
         raise DamagedArchiveError(f"{readable(path)}: no image has a label")
-    splits = {
-        split: MultiLabelSplit(
-            names, [*of], multi_hot([*of.values()], names, path), open_files, path
-        )
-        for split, of in images.items()
-    }
+    splits: dict[str, Split] = {}
+    for split, of in images.items():
+        targets = multi_hot([*of.values()], names, path)
+        splits[split] = MultiLabelSplit(names, [*of], targets, open_files, path)
     return _Listing(path.parent, splits, tuple(notes))
 
 

@@ -100,9 +100,7 @@ def _validation_classes(search_path: SearchPath) -> dict[str, str]:
     if path is not None:
         header, rows = read_table(path)
         if len(header) != 2:
-            raise DamagedArchiveError(
-                f"{path} should have lines like ILSVRC2012_val_1,n0144 1 1 9 9"
-            )
+            raise DamagedArchiveError(f"{path} should have lines like ILSVRC2012_val_1,n0144 1 1 9")
         stem, prediction = header
         return {
             row[stem]: text(row[prediction].partition(" ")[0], f"{path}, line {number}")
@@ -211,9 +209,7 @@ def _read_labels(path: Path, split: str) -> tuple[np.ndarray, list[str]]:
     if not names and count <= len(labels):
         names = [f"{split} class {label:03}" for label in range(count)]
     if count > len(names):
-        raise DamagedArchiveError(
-            f"{path} names {len(names)} classes, but has a label that is not among them"
-        )
+        raise DamagedArchiveError(f"{path} names {len(names)} classes, and has other labels")
     return labels, names
 
 
@@ -225,7 +221,7 @@ def _loader(path: Path, count: int) -> Callable[[], Table]:
         )
         if not several or len(images) != count:
             raise DamagedArchiveError(
-                f"{path} should contain one encoded image per label, {count} in total"
+                f"{path} should have an encoded image for each of {count} labels"
             )
         # A string would be opened as a path.
         if not all(isinstance(image, bytes | np.ndarray) for image in images):

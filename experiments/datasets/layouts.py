@@ -96,9 +96,7 @@ class Part:
         try:
             return inside(search_path.extract(archive, keep), self.path)
         except DamagedArchiveError as error:
-            raise DamagedArchiveError(
-                f"{archive} contains no required file of {self.path}"
-            ) from error
+            raise DamagedArchiveError(f"{archive} contains no file of {self.path}") from error
 
 
 @dataclass(frozen=True)

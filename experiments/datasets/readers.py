@@ -52,9 +52,7 @@ def relative(name: Any, where: Path | str) -> str:
     path = PurePosixPath(name.replace("\\", "/") if isinstance(name, str) else "")
     outside = path.is_absolute() or ".." in path.parts or PureWindowsPath(path).drive
     if outside or not path.name or re.search("[\0-\x1f\ud800-\udfff]", str(path)):
-        raise DamagedArchiveError(
-            f"{where} should be a path in the folder of the images, not {brief(name)}"
-        )
+        raise DamagedArchiveError(f"{where} should be a path below the images, not {brief(name)}")
     if len(str(path)) > 1000 or any(len(part.encode()) > 255 for part in path.parts):
         raise DamagedArchiveError(f"{where} is too long for a path: {brief(name)}")
     return str(path)
@@ -162,7 +160,7 @@ def read_table(
             yield from ([" ".join(cell.splitlines()).strip() for cell in row] for row in rows)
         except csv.Error as error:
             raise DamagedArchiveError(
-                f"{shown}, line {rows.line_num}: {error}; is a quote not closed?"
+                f"{shown}, line {rows.line_num}: {error}; an open quote?"
             ) from error
 
     found = cells()

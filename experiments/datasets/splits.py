@@ -88,12 +88,10 @@ def check_splits(splits: Mapping[str, Split]) -> list[str]:
             raise DamagedArchiveError(f"{split.source} has no classes for the split {split_name}")
         for name, count in counts.items():
             if not count:
-                raise DamagedArchiveError(
-                    f"{split.source} lists the class {name!r}, without images"
-                )
+                raise DamagedArchiveError(f"{split.source} has the class {name!r}, without images")
             if "novel" in splits and name in seen:
                 raise DamagedArchiveError(
-                    f"{split.source} lists the class {name!r}, which is also in {seen[name]}"
+                    f"{split.source} has the class {name!r}, which is also in {seen[name]}"
                 )
             seen.setdefault(name, split.source)
         if "novel" in splits:

@@ -47,9 +47,7 @@ def _read_split(path: Path) -> MultiLabelSplit:
     top = path.parents[2]
     images = [line.split()[0] for line in read_names(path)]
     if not all(re.fullmatch(r"[\w-]{1,100}", image) for image in images):
-        raise DamagedArchiveError(
-            f"{path} should have lines that start with the number of an image"
-        )
+        raise DamagedArchiveError(f"{path} should have lines that start with an image's number")
     rows = [_read_objects(top / "Annotations" / f"{image}.xml") for image in images]
     return MultiLabelSplit(
         names=_NAMES,

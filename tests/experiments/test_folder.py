@@ -591,7 +591,10 @@ ERRORS = {
     "empty": (_csv(""), r"has the columns \(none\)"),
     "absent": (_csv("file,labels\nx.jpg,a\nant/0.jpg,a\n"), "lists 1 file .*'x.jpg' in line 2"),
     "cells": (_csv("file,labels\nant/0.jpg,a,b\n"), "line 2: 3 cells for 2 columns"),
-    "two classes": (_csv("file,label\nant/0.jpg,a\nant/0.jpg,b\n"), "lines 2 and 3: .* two labels"),
+    "two classes": (
+        _csv("file,label\nant/0.jpg,a\nant/0.jpg,b\n"),
+        "lines 2 and 3: .* or two labels",
+    ),
     "no label": (_csv("file,label\nant/0.jpg,\n"), "line 2: 'ant/0.jpg' has no label"),
     "split": (_csv(TYPED + "a,foo\n"), "line 3: .*has the split 'foo', none of train"),
     "unknown label": (_csv(TYPED + "b,test\n"), "no image of the split train has the label 'b'"),
@@ -709,3 +712,5 @@ def test_a_file_of_single_labels_with_splits(tmp_path, delimiter):
         "train": {"x z": 2, "y z": 2},
         "test": {"x z": 2, "y z": 2},
     }
+    (folder / "labels.csv").write_text("\n".join(rows).replace("label", "labels", 1))
+    assert lookup(name_of(folder)).multi_label  # The same names, of another kind.
