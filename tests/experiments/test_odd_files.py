@@ -365,19 +365,15 @@ _NFC, _NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
 _LEFT_OUT = "train: left out {} without an image: {}"
 
 
-def _put(*names: str):
-    """Writes images of these names into the folder of a split, or below it."""
+def _put(images: str = "", texts: str = "", for_test: str = ""):
+    """Writes images and other files, joined by `|`, below the folders of the splits."""
 
     def change(train: Path, test: Path) -> None:
-        for name in names:
-            write_image(train / name, name, 0, (20, 24))
-
-    return change
-
-
-def _put_text(*names: str):
-    def change(train: Path, test: Path) -> None:
-        for name in names:
+        for name in filter(None, images.split("|")):
+            write_image(train / name, "a", 0, (20, 24))
+        for name in filter(None, for_test.split("|")):
+            write_image(test / name, "a", 0, (20, 24))
+        for name in filter(None, texts.split("|")):
             (train / name).parent.mkdir(parents=True, exist_ok=True)
             (train / name).write_text("not an image")
 
@@ -386,8 +382,6 @@ def _put_text(*names: str):
 
 def _links(train: Path, test: Path) -> None:
     (train / "ant/again").symlink_to(train / "ant")
-    (train / "elsewhere").mkdir()
-    (train / "elsewhere").rename(train.parent / "elsewhere")
     write_image(train.parent / "elsewhere/a.png", "a", 0)
     (train / "ant/more").symlink_to(train.parent / "elsewhere")
 
@@ -398,79 +392,44 @@ def _no_files(train: Path, test: Path) -> None:
     (train / "ant/c.jpg").mkdir()
 
 
-def _new_class(in_train: str, in_test: str):
-    def change(train: Path, test: Path) -> None:
-        write_image(train / in_train / "a.png", "a", 0)
-        write_image(test / in_test / "a.png", "a", 0)
-
-    return change
-
-
-def _not_utf8(train: Path, test: Path) -> None:
-    write_image(train / os.fsdecode(b"caf\xe9") / "a.png", "a", 0)
-
-
+_NOT_UTF8 = _put(os.fsdecode(b"caf\xe9/a.png"))
+_FORMATS = "ant/a.webp|ant/a.bmp|ant/a.TIFF|ant/a.gif|ant/a.jfif|ant/a.jp2|ant/a.ppm|ant/a.avif"
+_OF_SYSTEMS = (
+    "__MACOSX/._a.jpg|@eaDir/a.jpg|lost+found/a.jpg|.hidden/a.jpg|ant/._a.jpg|ant/.a.png|"
+    "ant/@eaDir/a.jpg/SYNO_THUMB.jpg|ant/Thumbs.db|.DS_Store|ant/.DS_Store|ant/desktop.ini|"
+    "$RECYCLE.BIN/a.jpg|#recycle/a.png|System Volume Information/a.jpg|thumbs.DB"
+)
 # What is done to the folders `train` and `test`, which have two classes, `ant` of two images and
 # `bee fly`; the images of every class of `train` that were added, or the error; and what is logged.
 ODD_FILES = {
-    "formats": (
-        _put(
-            *("ant/a.webp", "ant/a.bmp", "ant/a.tif", "ant/a.TIFF", "ant/a.gif", "ant/a.jfif"),
-            *("ant/a.jp2", "ant/a.ppm", "ant/a.tga", "ant/a.avif"),
-        ),
-        {"ant": 10},
-        "",
-    ),
-    "subfolders": (_put("ant/day/1/a.jpg", "ant/day/1/b.webp", "ant/c.d/e.png"), {"ant": 3}, ""),
+    "formats": (_put(_FORMATS), {"ant": 8}, ""),
+    "subfolders": (_put("ant/day/1/a.jpg|ant/day/1/b.webp|ant/c.d/e.png"), {"ant": 3}, ""),
     "links": (_links, {"ant": 1}, ""),
-    "left behind by systems": (
-        _put(
-            *("__MACOSX/._a.jpg", "@eaDir/a.jpg", "lost+found/a.jpg", ".hidden/a.jpg"),
-            *("ant/._a.jpg", "ant/.a.png", "ant/@eaDir/a.jpg/SYNO_THUMB.jpg", "ant/Thumbs.db"),
-            *(
-                ".DS_Store",
-                "ant/.DS_Store",
-                "ant/desktop.ini",
-                "$RECYCLE.BIN/a.jpg",
-                "#recycle/a.png",
-            ),
-            *("System Volume Information/a.jpg", "ant/.ipynb_checkpoints/a.jpg", "thumbs.DB"),
-        ),
-        {},
-        "",
-    ),
+    "left behind by systems": (_put(_OF_SYSTEMS), {}, ""),
     "no files": (_no_files, {}, _LEFT_OUT.format("2 files", "ant/a.jpg, ant/b.png")),
     "HEIC": (
-        _put_text("ant/a.HEIC", "ant/b.heif"),
+        _put(texts="ant/a.HEIC|ant/b.heif"),
         {},
         "train: left out 2 photographs as HEIC, to be converted to JPEG: ant/a.HEIC, ant/b.heif",
     ),
     "other files": (
-        _put_text("ant/b/notes.txt", "bee fly/film.mpg", "README", "ant/drawing.eps"),
+        _put("cover.jpg", "ant/b/notes.txt|bee fly/film.mpg|ant/\x1b[2J\u202e.txt"),
         {},
-        _LEFT_OUT.format("4 files", "README, ant/b/notes.txt, ant/drawing.eps, bee fly/film.mpg"),
+        _LEFT_OUT.format(
+            "4 files", r"ant/\x1b[2J\u202e.txt, ant/b/notes.txt, bee fly/film.mpg, cover.jpg"
+        ),
     ),
-    "an image beside the classes": (_put("cover.jpg"), {}, _LEFT_OUT.format("1 file", "cover.jpg")),
-    "NFC and NFD": (_new_class(_NFC, _NFD), {_NFC: 1}, ""),
-    "NFD and NFC": (_new_class(_NFD, _NFC), {_NFC: 1}, ""),
-    "not UTF-8": (_not_utf8, r"train/caf\xe9 is not UTF-8; rename it", ""),
-    "a name of two lines": (_new_class("a\nb", "a\nb"), r"train/a\nb has several lines", ""),
-    "a name with colours": (
-        _new_class("a\x1b[31mb", "a"),
-        r"train/a\x1b[31mb has several lines or control characters; rename it",
-        "",
-    ),
-    "a file with colours": (
-        _put_text("ant/\x1b[2J\u202e.txt"),
-        {},
-        _LEFT_OUT.format("1 file", r"ant/\x1b[2J\u202e.txt"),
-    ),
+    "NFC and NFD": (_put(f"{_NFC}/a.png", for_test=f"{_NFD}/a.png"), {_NFC: 1}, ""),
+    "NFD and NFC": (_put(f"{_NFD}/a.png", for_test=f"{_NFC}/a.png"), {_NFC: 1}, ""),
+    "not UTF-8": (_NOT_UTF8, r"train/caf\xe9 is not UTF-8; rename it", ""),
+    "a name of two lines": (_put("a\nb/a.png"), r"train/a\nb has several lines", ""),
+    "a name with colours": (_put("\x1b[31mb/a.png"), r"train/\x1b[31mb has several lines or", ""),
     "an empty class": (
-        _put_text("wasp/a.mov"),
-        "train lists the class 'wasp', without images",
+        _put(texts="wasp/a.mov"),
+        "train has the class 'wasp', without images",
         _LEFT_OUT.format("1 file", "wasp/a.mov"),
     ),
-    "no image": (_put_text("ant/a.webp"), "train/ant/a.webp is not a readable image", ""),
+    "no image": (_put(texts="ant/a.webp"), "train/ant/a.webp is not a readable image", ""),
 }
 
 
@@ -496,7 +455,7 @@ def test_odd_files_in_class_folders(dirs, caplog, change, expected, logged):
 
 def test_a_folder_of_another_encoding_is_a_line_and_not_a_traceback(dirs, capsys):
     class_folders(dirs["manual_dir"], "food101", "train", "test")
-    _not_utf8(dirs["manual_dir"] / "food101/train", Path())
+    _NOT_UTF8(dirs["manual_dir"] / "food101/train", Path())
     given = ["--data-dir", str(dirs["data_dir"]), "--manual-dir", str(dirs["manual_dir"])]
     assert main(["prepare", "food101@16", *given]) == 2
     (line,) = capsys.readouterr().err.splitlines()
