@@ -713,4 +713,4 @@ def test_a_file_of_single_labels_with_splits(tmp_path, delimiter):
         "test": {"x z": 2, "y z": 2},
     }
     (folder / "labels.csv").write_text("\n".join(rows).replace("label", "labels", 1))
-    assert lookup(name_of(folder)).multi_label  # The same names, of another kind.
+    assert lookup(name_of(folder / "labels.csv")).multi_label  # The same names, of another kind.
