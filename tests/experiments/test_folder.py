@@ -712,5 +712,11 @@ def test_a_file_of_single_labels_with_splits(tmp_path, delimiter):
         "train": {"x z": 2, "y z": 2},
         "test": {"x z": 2, "y z": 2},
     }
-    (folder / "labels.csv").write_text("\n".join(rows).replace("label", "labels", 1))
-    assert lookup(name_of(folder / "labels.csv")).multi_label  # The same names, of another kind.
+
+
+def test_a_column_that_becomes_one_of_labels_is_measured_anew(tmp_path):
+    folder = put(tmp_path / "pets", {"a": 4})
+    for column in ("label", "labels"):
+        rows = (f"a/{i}.jpg,{'xxyy'[i]}" for i in range(4))
+        (folder / "labels.csv").write_text("\n".join([f"file,{column}", *rows]))
+        assert lookup(name_of(folder)).multi_label == (column == "labels")
