@@ -20,10 +20,10 @@ from jax.sharding import Mesh
 from experiments.config import MOST, Folders, ParallelMode, TrainConfig, check_config
 from experiments.contracts import ClassCounts, Objective, Problem, Protocol
 from experiments.data.augment import check_augmentation, seen_shape
-from experiments.data.builders import builder_class, image_shape, is_multi_label, pinned
 from experiments.data.pipeline import RecordImages
 from experiments.data.sampling import batch_size_of, draw_batch, parse_strategy
 from experiments.data.selection import labels_of
+from experiments.datasets import lookup, pinned
 from experiments.errors import ConfigError, nearest_path
 from experiments.models import build_backbone
 from experiments.processes import is_first
@@ -72,7 +72,7 @@ def plan_run(config: TrainConfig, *, num_devices: int | None = None, check: bool
     protocol = build_protocol(config)
     if check:
         _check_options(config, protocol, num_devices)
-    seen = seen_shape(image_shape(config.data.name), config.data)
+    seen = seen_shape(lookup(config.data.name).image_shape, config.data)
     if config.report_last:
         last = [metric._replace(name=of_last(metric.name)) for metric in protocol.metrics]
         protocol = protocol._replace(metrics=[*protocol.metrics, *last])
@@ -86,7 +86,7 @@ def plan_run(config: TrainConfig, *, num_devices: int | None = None, check: bool
 
 def _with_data(config: TrainConfig) -> TrainConfig:
     """The configuration with what depends on the content of a folder of one's own."""
-    data, spec = config.data, builder_class(config.data.name).SPEC
+    data, spec = config.data, lookup(config.data.name)
     names = {option: vars(data).get(option) for option in ("name", "novel", "base_test")}
     changed: dict[str, Any] = {option: pinned(name) for option, name in names.items() if name}
     measured = {"mean": spec.mean, "std": spec.std}
@@ -126,7 +126,7 @@ def _check_options(config: TrainConfig, protocol: Protocol, num_devices: int | N
                     f"with model.projection = {model.projection} adds a layer; set model.dim = 0 "
                     "and model.projection = linear-norm"
                 )
-    check_augmentation(data, image_shape(data.name)[-1])
+    check_augmentation(data, lookup(data.name).image_shape[-1])
 
 
 def of_last(name: str) -> str:
@@ -143,7 +143,7 @@ def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
     parts, batch_size = protocol.parts(folders), config.sampling.batch_size
     counts_by_split = {split: part.counts() for split, part in parts.items()}
     training_counts = counts_by_split[protocol.splits[0]]
-    multi_label = is_multi_label(config.data.name)
+    multi_label = lookup(config.data.name).multi_label
     size = parts[protocol.splits[0]].size if multi_label else int(training_counts.sum())
     if batch_size > size and parse_strategy(config.sampling.strategy) is None:
         raise ConfigError(
@@ -219,7 +219,7 @@ def assemble(
     mesh = parallel.device_mesh(mode, mesh_shape) if mode == "jit" or mesh_shape else None
     axis_name = parallel.axis_name(mode)
     if is_first():  # Before the checks of the data, which it may explain.
-        for line in builder_class(config.data.name).remarks():
+        for line in lookup(config.data.name).remarks:
             _log.warning("data: %s", line)
     counts_by_split = prepare_and_count(plan, folders)
     trained_on, held_out, _ = protocol.splits

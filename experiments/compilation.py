@@ -14,8 +14,8 @@ import numpy as np
 from experiments.assembly import Plan, build_learner, plan_run
 from experiments.config import ParallelMode, TrainConfig
 from experiments.contracts import Photographs
-from experiments.data.builders import builder_class, is_multi_label
 from experiments.data.sampling import batch_size_of
+from experiments.datasets import lookup
 from experiments.errors import ConfigError
 from experiments.reporting.markdown import table
 from experiments.training import parallel
@@ -83,11 +83,13 @@ def compile_step(
     config, key = plan.config, jax.random.key(config.seed)
     step = build_step(graphdef, objective, optimizer, config.data, key=key, axis_name=axis_name)
     batch_size = batch_size_of(config.sampling.strategy, config.sampling.batch_size)
-    spec, multi_label = builder_class(config.data.name).SPEC, is_multi_label(config.data.name)
-    images: Any = jax.ShapeDtypeStruct((batch_size, *spec.array_shape), np.uint8)
-    if spec.whole:
+    dataset = lookup(config.data.name)
+    images: Any = jax.ShapeDtypeStruct((batch_size, *dataset.array_shape), np.uint8)
+    if dataset.whole:
         images = Photographs(images, jax.ShapeDtypeStruct((batch_size, 2), np.int32))
-    shape, dtype = ((batch_size, classes), np.int8) if multi_label else ((batch_size,), np.int32)
+    shape, dtype = (
+        ((batch_size, classes), np.int8) if dataset.multi_label else ((batch_size,), np.int32)
+    )
     batch = Batch(images, jax.ShapeDtypeStruct(shape, dtype))
     # The losses choose the sizes of their tiles for the default device.
     with jax.default_device(devices[0]):
@@ -105,8 +107,8 @@ def compile_step(
 
 
 def num_classes(plan: Plan) -> int:
-    """Classes to train on, as the data set's builder declares them."""
-    classes = builder_class(plan.config.data.name).SPEC.classes
+    """Classes to train on, as the data set declares them."""
+    classes = lookup(plan.config.data.name).classes
     split, data = plan.protocol.splits[0], vars(plan.config.data)
     # Classification uses all classes of a few-shot set, protocol E if novel ones are of another.
     every = split not in classes or data.get("novel")

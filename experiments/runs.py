@@ -28,8 +28,8 @@ from experiments.config import (
 )
 from experiments.contracts import Objective, Outputs
 from experiments.data.augment import describe_augmentation
-from experiments.data.builders import builder_class
 from experiments.data.selection import part_of
+from experiments.datasets import lookup
 from experiments.errors import ConfigError, DivergedError
 from experiments.presets import find_preset
 from experiments.processes import agree, check_shared, is_first, on_first
@@ -349,7 +349,7 @@ def evaluate(
 
 def data_notes(name: str) -> list[str]:
     """What is odd in a data set, as notes of a report."""
-    return [f"Data: {line}." for line in builder_class(name).remarks()]
+    return [f"Data: {line}." for line in lookup(name).remarks]
 
 
 def split_of(plan: Plan, split: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments.config import TrainConfig
-from experiments.data.builders import plain_name, share_images
+from experiments.datasets import plain_name, share_images
 from experiments.errors import ExperimentError
 from experiments.protocols import build_protocol, config_from_dict
 from experiments.protocols.classification import ClassSplit

@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 
 from experiments.config import DataConfig, Folders, check_config
 from experiments.contracts import Metric
-from experiments.data.builders import (
-    builder_class,
-    image_shape,
+from experiments.datasets import (
+    lookup,
     pinned,
     short_name,
 )
@@ -71,7 +70,7 @@ def evaluate_run_linear(
     result = evaluate_linear(
         *(Labelled(features_of(run.state, part.images), part.labels) for part in images)
     )
-    description, stored = describe_run(config, run.plan.protocol), builder_class(data.name).SPEC
+    description, stored = describe_run(config, run.plan.protocol), lookup(data.name)
     return {
         "run": description,
         "version": description["version"],
@@ -158,7 +157,7 @@ def evaluate_runs_linear(
 
 def _preparation(trained_with: DataConfig, data: str, seen: tuple[int, int, int]) -> DataConfig:
     """How images of a data set are brought to the size and normalisation of training."""
-    height, width, channels = image_shape(data)
+    height, width, channels = lookup(data).image_shape
     if channels != seen[2]:
         raise ConfigError(
             f"images of {data} have {channels} channels, and the run was trained on {seen[2]}"

@@ -21,7 +21,7 @@ from PIL import Image
 import jaxloss
 from experiments.cli.main import command_type
 from experiments.cli.options import storage_paths
-from experiments.data.builders import BUILDERS
+from experiments.datasets import DATASETS
 from experiments.presets import PRESETS
 from tests.tolerances import FLOAT32
 
@@ -194,7 +194,7 @@ def test_a_notebook_opens_in_colab(path):
 
 @pytest.mark.parametrize(
     ("heading", "column", "known"),
-    [("| protocol | presets |", 2, PRESETS), ("| task | data sets |", 2, BUILDERS)],
+    [("| protocol | presets |", 2, PRESETS), ("| task | data sets |", 2, DATASETS)],
     ids=["presets", "sets"],
 )
 def test_every_name_is_in_its_table(heading, column, known):

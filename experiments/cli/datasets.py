@@ -22,7 +22,7 @@ class Datasets:
 
     def run(self, command: Sequence[str]) -> int:
         """Prints the list."""
-        from experiments.data.builders import describe, overview
+        from experiments.datasets import describe, overview
 
         found = [str(describe(name, **vars(self.folders))) for name in self.names]
         print("\n".join(found or overview(**vars(self.folders))))
@@ -39,12 +39,12 @@ class Prepare:
 
     def run(self, command: Sequence[str]) -> int:
         """Prepares them, and prints their folders."""
-        from experiments.data.builders import builder_class
-        from experiments.data.builders.preparation import prepare
+        from experiments.datasets import lookup
+        from experiments.datasets.preparation import prepare
 
         if not self.names:
             raise ConfigError("prepare needs the name of a data set, as `datasets` lists them")
-        classes = [builder_class(name) for name in self.names]  # Before the first is prepared.
-        for cls in classes:
-            print(prepare(cls, **vars(self.folders)).data_dir)
+        datasets = [lookup(name) for name in self.names]  # Before the first is prepared.
+        for dataset in datasets:
+            print(prepare(dataset, **vars(self.folders)).data_dir)
         return 0

@@ -72,15 +72,14 @@ def _rows(
 
 def _steps_per_epoch(config: TrainConfig, folders: Folders) -> int | None:
     """None unless all data is prepared and has one label an image."""
-    from experiments.data.builders import describe, is_multi_label
-    from experiments.data.builders.folder import PREFIX
+    from experiments.datasets import PREFIX, describe, lookup
     from experiments.protocols import build_protocol
 
     if config.data.name == PREFIX:  # A preset for a folder that the command line names.
         return None
     names = {config.data.name, vars(config.data).get("novel") or config.data.name}
     status = [describe(name, **vars(folders)) for name in names]
-    if not all(data.ready for data in status) or is_multi_label(config.data.name):
+    if not all(data.ready for data in status) or lookup(config.data.name).multi_label:
         return None
     protocol = build_protocol(config)
     images = int(protocol.counts_by_split(folders)[protocol.splits[0]].sum())

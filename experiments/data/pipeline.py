@@ -16,11 +16,9 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from experiments.contracts import ImageSet, Photographs
-from experiments.data.builders import builder_class
-from experiments.data.builders.archives import DamagedArchiveError
-from experiments.data.builders.base import ImageBuilder
-from experiments.data.builders.preparation import prepare
-from experiments.data.builders.tasks import FewShotBuilder
+from experiments.datasets import lookup
+from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.preparation import Records, prepare, read_labels
 from experiments.errors import ConfigError
 from experiments.storage import storage_path
 
@@ -79,10 +77,10 @@ def stored_counts(
     name: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> dict[str, np.ndarray]:
     """The number of images of every class or label: int64 [C] by split; as `load_split` else."""
-    builder = prepare(builder_class(name), data_dir=data_dir, manual_dir=manual_dir)
-    metadata: dict[str, dict[str, int]] = builder.info.metadata  # pyright: ignore
+    builder = prepare(lookup(name), data_dir=data_dir, manual_dir=manual_dir)
     return {
-        split: np.array(list(metadata[split].values()), np.int64) for split in builder.SPEC.classes
+        split: np.array(list(builder.counts[split].values()), np.int64)
+        for split in builder.dataset.classes
     }
 
 
@@ -126,7 +124,7 @@ def load_split(
         order = np.argsort(labels, kind="stable")
     order = order if rows is None else order[rows]
     labels = labels[order]
-    images: Any = RecordImages(source, builder.SPEC, folder, order)
+    images: Any = RecordImages(source, builder.dataset, folder, order)
     if memory_limit is None:
         memory_limit = min(psutil.virtual_memory().available // 4, _MEMORY_LIMIT)
     if np.prod(images.shape) <= memory_limit:
@@ -136,23 +134,21 @@ def load_split(
 
 def _labelled(
     name: str, split: str, data_dir: Path | None, manual_dir: Path | None
-) -> tuple[ImageBuilder, np.ndarray, tuple[str, ...]]:
+) -> tuple[Records, np.ndarray, tuple[str, ...]]:
     """Prepares a data set that has the split; reads its labels and class names.
 
     The classes of several few-shot splits are different ones, those of other splits the same.
     """
-    cls = builder_class(name)
-    parts, known = split.split("+"), cls.SPEC.classes
+    dataset = lookup(name)
+    parts, known = split.split("+"), dataset.classes
     if unknown := [part for part in parts if part not in known]:
         raise ConfigError(f"{name} has no split {unknown[0]!r}; it has {', '.join(known)}")
     if len(set(parts)) < len(parts):
         raise ConfigError(f"{split!r} contains a split twice")
-    builder = prepare(cls, data_dir=data_dir, manual_dir=manual_dir)
-    metadata: dict[str, dict[str, int]] = builder.info.metadata  # pyright: ignore
-    folder = storage_path(builder.data_dir)
-    labels = [builder.read_labels(folder, part, metadata) for part in parts]
-    names = [tuple(metadata[part]) for part in parts]
-    if not isinstance(builder, FewShotBuilder):
+    builder = prepare(dataset, data_dir=data_dir, manual_dir=manual_dir)
+    labels = [read_labels(builder, part) for part in parts]
+    names = [tuple(builder.counts[part]) for part in parts]
+    if not dataset.few_shot:
         return builder, np.concatenate(labels), names[0]
     first = np.cumsum([0, *map(len, names)]).tolist()
     shifted = [part + start for part, start in zip(labels, first, strict=False)]

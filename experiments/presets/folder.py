@@ -26,7 +26,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.config import ModelConfig, OptimizerConfig, SamplingConfig
-from experiments.data.builders.folder import PREFIX
+from experiments.datasets.folder import PREFIX
 from experiments.presets.preset import Preset
 from experiments.protocols.classification import ClassificationData
 from experiments.protocols.few_shot import FewShotConfig

@@ -14,9 +14,9 @@ import numpy as np
 
 from experiments.config import CountOrZero, DataConfig, Folders, Ratio, Seed, Share
 from experiments.contracts import Metric, Objective, Outputs, Part, Problem, Protocol, measured
-from experiments.data.builders import is_multi_label, is_own, split_names
 from experiments.data.pipeline import load_labels, load_split, stored_counts
 from experiments.data.selection import Selection, labels_of, select
+from experiments.datasets import lookup
 from experiments.errors import ConfigError
 from experiments.evaluation.classification import evaluate_logits
 from experiments.reporting.run import metrics_table
@@ -130,12 +130,12 @@ def build(
 
 def stored_splits(name: str) -> tuple[str, str | None]:
     """The stored splits for training and validation, and the one for test if there is one."""
-    if is_multi_label(name):
+    if lookup(name).multi_label:
         raise ConfigError(
             f"data.name = {name} has any number of labels per image, and classification needs one; "
             "choose a preset of several labels, such as folder-labels"
         )
-    splits = split_names(name)
+    splits = tuple(lookup(name).classes)
     if "novel" in splits or splits == ("train",):
         return "+".join(splits), None
     if "test" in splits:
@@ -145,9 +145,9 @@ def stored_splits(name: str) -> tuple[str, str | None]:
 
 def parts(data: ClassificationData, folders: Folders) -> dict[str, Part]:
     """The selected images for training, test and, if any are held out, validation."""
-    name, split, splits = data.name, data.class_split, split_names(data.name)
-    joined, test = stored_splits(name)
-    validates = is_own(name) and joined == "train+validation" and test is not None
+    name, split, dataset = data.name, data.class_split, lookup(data.name)
+    splits, (joined, test) = dataset.classes, stored_splits(name)
+    validates = dataset.own and joined == "train+validation" and test is not None
     if validates:
         joined = "train"
     if split != "all" and (split not in splits or "novel" not in splits):

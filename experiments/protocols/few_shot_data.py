@@ -19,9 +19,9 @@ import numpy as np
 from experiments.config import CountOrZero, DataConfig, Folders, Seed, Share
 from experiments.contracts import ImageSet, Part
 from experiments.data.augment import seen_shape
-from experiments.data.builders import builder_class, image_shape, share_images, split_names
 from experiments.data.pipeline import load_labels, load_split, stored_counts
 from experiments.data.selection import Selection, labels_of, select
+from experiments.datasets import lookup, share_images
 from experiments.errors import ConfigError
 from experiments.protocols.classification import selected, stored_splits
 
@@ -59,7 +59,7 @@ def absent(name: str, split: str, available: Iterable[str]) -> str:
 
 def holds_classes_out(name: str) -> bool:
     """Whether a data set has splits of base and novel classes."""
-    return {"base", "novel"} <= set(split_names(name))
+    return {"base", "novel"} <= set(lookup(name).classes)
 
 
 def test_split(name: str) -> str | None:
@@ -70,14 +70,14 @@ def test_split(name: str) -> str | None:
 def check_base_classes(data: FewShotData) -> None:
     """Checks that there are enough classes."""
     data = MarginData(**vars(data))
-    classes, number = builder_class(data.name).SPEC.classes, _number_of_base_classes(data)
+    classes, number = lookup(data.name).classes, _number_of_base_classes(data)
     novel, drawn = data.novel, not holds_classes_out(data.name)
     stored_splits(data.name)  # Raises if an image has several labels.
     if not holds_classes_out(novel or data.name) and (novel or not number):
         raise ConfigError(
             f"{'data.novel' if novel else 'data.name'} = {novel or data.name} has the splits "
-            f"{', '.join(split_names(novel or data.name))}, and few-shot evaluation needs base and "
-            "novel classes"
+            f"{', '.join(lookup(novel or data.name).classes)}, and few-shot evaluation needs base "
+            "and novel classes"
             + ("" if novel else "; set data.base_classes, so that the others are novel")
         )
     available = sum(classes.get(split, 0) for split in _base_splits(data).split("+"))
@@ -97,9 +97,9 @@ def check_base_classes(data: FewShotData) -> None:
 
 def _number_of_base_classes(data: MarginData) -> int:
     """How many classes are chosen as base classes; 0: none are chosen."""
-    if data.base_classes or data.novel or split_names(data.name) != ("train",):
+    if data.base_classes or data.novel or [*lookup(data.name).classes] != ["train"]:
         return data.base_classes
-    return (builder_class(data.name).SPEC.classes["train"] + 1) // 2
+    return (lookup(data.name).classes["train"] + 1) // 2
 
 
 def parts(data: FewShotData, folders: Folders) -> dict[str, Part]:
@@ -219,7 +219,7 @@ def check_shapes(data: MarginData) -> None:
     """Checks that the images of all sets have one shape."""
     options = {"name": data.name, "novel": data.novel, "base_test": data.base_test}
     shapes = {
-        option: "×".join(map(str, seen_shape(image_shape(name), data)))
+        option: "×".join(map(str, seen_shape(lookup(name).image_shape, data)))
         for option, name in options.items()
         if name
     }
@@ -240,7 +240,7 @@ def has_held_out(data: MarginData) -> bool:
 def parts_of(data: MarginData, split: str) -> list[str]:
     """The splits that the evaluation of a split measures, where the data has them."""
     name = data.novel or data.name
-    of_novel = split_names(name) if holds_classes_out(name) else ("novel",)
+    of_novel = tuple(lookup(name).classes) if holds_classes_out(name) else ("novel",)
     available = ("base", *of_novel)
     requested = ("novel", "validation", "base") if split == "novel" else (split,)
     found = [part for part in requested if part in available]

@@ -24,9 +24,9 @@ from experiments.config import (
     Weight,
 )
 from experiments.contracts import Metric, Objective, Outputs, Part, Problem, Protocol, measured
-from experiments.data.builders import is_multi_label, is_own, split_names
 from experiments.data.pipeline import load_labels, load_split
 from experiments.data.selection import TEST_SHARE
+from experiments.datasets import lookup
 from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import evaluate_scores
 from experiments.processes import is_first
@@ -159,23 +159,24 @@ def build(config: MultiLabelConfig) -> Protocol:
 
 def parts(data: MultiLabelData, folders: Folders) -> dict[str, Part]:
     """The images for training, for test, and for validation where there are some."""
-    if not is_multi_label(data.name):
+    dataset = lookup(data.name)
+    if not dataset.multi_label:
         raise ConfigError(
             f"data.name = {data.name} has one class per image, and multi-label classification "
             "needs images with any number of labels; choose the preset folder, or list them in a "
             "CSV file with the columns file,labels"
         )
-    has_validation = "validation" in split_names(data.name)
+    has_validation = "validation" in dataset.classes
     if data.train_on != "train" and not has_validation:
         raise ConfigError(
             f"data.train_on = {data.train_on}, but {data.name} has no validation images; "
             "choose train"
         )
-    has_test = "test" in split_names(data.name)  # Else it is a folder without splits.
+    has_test = "test" in dataset.classes  # Else it is a folder without splits.
     stored = {"train": data.train_on} | ({"test": "test"} if has_test else {})
     holdout = data.holdout
     if has_validation and data.train_on == "train":
-        if is_own(data.name):
+        if dataset.own:
             holdout = 0.0
         elif holdout:
             raise ConfigError(

@@ -29,9 +29,9 @@ from experiments.contracts import (
     Protocol,
     measured,
 )
-from experiments.data.builders.icons.builder import class_names
 from experiments.data.pipeline import load_split, stored_counts
 from experiments.data.selection import labels_of
+from experiments.datasets.icons import class_names
 from experiments.errors import ConfigError
 from experiments.models.characters import character_codes, embed_characters, init_characters
 from experiments.protocols.linear_head import over_devices

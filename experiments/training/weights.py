@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.data.builders import share_images
+from experiments.datasets import share_images
 from experiments.errors import ExperimentError
 from experiments.processes import is_first
 from experiments.training.checkpoints import (

@@ -285,11 +285,6 @@ def cifar_fs_folder(manual_dir: Path) -> Expected:
     return expect(_CIFAR)
 
 
-def cifar_fs_archive(manual_dir: Path) -> Expected:
-    with packed(manual_dir / "cifar100.zip") as folder:
-        return cifar_fs_folder(folder)
-
-
 def cifar_fs_pickles(manual_dir: Path) -> Expected:
     """The pickles of MetaOptNet, which number the classes."""
     numbered = {
@@ -302,64 +297,36 @@ def cifar_fs_pickles(manual_dir: Path) -> Expected:
     return expect(numbered)
 
 
-def cifar_fs_zipped_pickles(manual_dir: Path) -> Expected:
-    with packed(manual_dir / "CIFAR-FS.zip") as folder:
-        return cifar_fs_pickles(folder)
-
-
 _SPECIES = {
     "base": {"Danaus plexippus": 3, "Cygnus olor": 2},
     "novel": {"Sciurus carolinensis": 2, "Bufo bufo": 1},
 }
 _NUMBERS = {"Danaus plexippus": 11, "Cygnus olor": 7, "Sciurus carolinensis": 30, "Bufo bufo": 2}
 _FILE = "train_val_images/Animals/{name}/{number:032x}.jpg"
+INAT_FILE = _FILE.format(name="Danaus plexippus", number=1)
 _NO_BOX = _FILE.format(name="Cygnus olor", number=99)
 
 
-def _boxes(lists: dict[str, list[str]]) -> dict:
+def inat2017_boxes(manual_dir: Path) -> Expected:
     """Two boxes on every image, but none on an image of Cygnus olor that is not in `_SPECIES`."""
+    folder = manual_dir / "inat2017"
+    with packed(folder / "train_val_images.tar.gz") as top:
+        lists = write_photos(top, _SPECIES, _FILE, _FILE)
+        write_lines(top / _NO_BOX, ["no image, no box"])
+        write_lines(top / "train_val_images/Animals/Gavia immer/1.jpg", ["not in the split"])
     files = list(enumerate(itertools.chain(*lists.values()), 100))
     boxes = [{"image_id": n, "category_id": _NUMBERS[Path(file).parent.name]} for n, file in files]
-    return {
+    content = {
         "images": [{"id": n, "file_name": file} for n, file in [*files, (99, _NO_BOX)]],
         "annotations": [box | {"id": n, "bbox": [0, 0, 5, 5]} for n, box in enumerate(2 * boxes)],
         "categories": [{"id": number, "name": name} for name, number in _NUMBERS.items()],
     }
-
-
-def inat2017_boxes(manual_dir: Path) -> Expected:
-    folder = manual_dir / "inat2017"
-    lists = write_photos(folder, _SPECIES, _FILE, _FILE)
-    write_image(folder / _NO_BOX, "no box", 0)
-    write_json(folder / "train_2017_bboxes.json", _boxes(lists))
+    write_json(folder / "train_2017_bboxes.json", content)
     for split, of in _SPECIES.items():
         path = folder / f"meta_iNat_{PARTS[split]}cats.pth"
         numbers, zipped = [_NUMBERS[name] for name in of], split == "base"
         torch.save(numbers, path, _use_new_zipfile_serialization=zipped)
     return expect(_SPECIES)
-
-
-def inat2017_archive(manual_dir: Path) -> Expected:
-    """The competition's archives, and a split by the names of the species."""
-    with packed(manual_dir / "train_val_images.tar.gz") as folder:
-        lists = write_photos(folder, _SPECIES, _FILE, _FILE)
-        write_lines(folder / _NO_BOX, ["no image, no box"])
-        write_lines(folder / "train_val_images/Animals/Gavia immer/1.jpg", ["not in the split"])
-    with packed(manual_dir / "train_2017_bboxes.zip") as folder:
-        write_json(folder / "train_2017_bboxes.json", _boxes(lists))
-    _write_species_split(manual_dir)
-    return expect(_SPECIES)
-
-
-def inat2017_folder(manual_dir: Path) -> Expected:
-    write_photos(manual_dir, _SPECIES, _FILE)
-    _write_species_split(manual_dir)
-    return expect(_SPECIES)
-
-
-def _write_species_split(folder: Path) -> None:
-    content = {split: list(of) for split, of in _SPECIES.items()}
-    write_json(folder / "inat2017_fewshot_split.json", content)
 
 
 def inat2017_prepared(manual_dir: Path) -> Expected:
@@ -376,6 +343,6 @@ LAYOUTS: dict[str, tuple[Callable[[Path], Expected], ...]] = {
     "mini_imagenet": (mini_imagenet_folder, mini_imagenet_caches, mini_imagenet_phases),
     "tiered_imagenet": (tiered_imagenet,),
     "cub_fewshot": (cub_folder, cub_archive),
-    "cifar_fs": (cifar_fs_folder, cifar_fs_archive, cifar_fs_pickles, cifar_fs_zipped_pickles),
-    "inat2017_fewshot": (inat2017_boxes, inat2017_archive, inat2017_folder, inat2017_prepared),
+    "cifar_fs": (cifar_fs_folder, cifar_fs_pickles),
+    "inat2017_fewshot": (inat2017_boxes, inat2017_prepared),
 }

@@ -59,11 +59,6 @@ def food101_folder(manual_dir: Path) -> Expected:
     return expect(_TWO)
 
 
-def food101_archive(manual_dir: Path) -> Expected:
-    with packed(manual_dir / "food101/food-101.tar.gz") as folder:
-        return food101_folder(folder)
-
-
 def food101_class_folders(manual_dir: Path) -> Expected:
     return class_folders(manual_dir, "food101", "train", "val")
 
@@ -89,10 +84,6 @@ def sun397(manual_dir: Path) -> Expected:
     with packed(images) as folder, packed(lists) as partitions:
         write_lines(folder / "SUN397/a/abbey/sun_none.jpg", ["no image, in no list"])
         return _write_scenes(folder, partitions)
-
-
-def sun397_folder(manual_dir: Path) -> Expected:
-    return _write_scenes(manual_dir, manual_dir / "SUN397/Partitions")
 
 
 def dtd(manual_dir: Path) -> Expected:
@@ -168,16 +159,6 @@ def cars(manual_dir: Path) -> Expected:
         savemat(devkit / "cars_train_annos.mat", labelled)
         savemat(devkit / "cars_test_annos.mat", {"annotations": _structures(**unlabelled)})
     savemat(folder / "cars_test_annos_withlabels.mat", labelled)
-    return expect(_CARS)
-
-
-def cars_in_one(manual_dir: Path) -> Expected:
-    with packed(manual_dir / "car_ims.tgz") as folder:
-        write_photos(folder, _CARS, "car_ims/{number:06}.jpg")
-    files = [f"car_ims/{number:06}.jpg" for number in range(1, 7)]
-    entries = {"relative_im_path": files, "class": 2 * _CAR_CLASSES, "test": [0, 0, 0, 1, 1, 1]}
-    content = {"annotations": _structures(**entries), "class_names": _CAR_NAMES}
-    savemat(manual_dir / "cars_annos.mat", content)
     return expect(_CARS)
 
 
@@ -360,12 +341,6 @@ def imagenet_folders_and_devkit(manual_dir: Path) -> Expected:
     return expect(_SYNSETS)
 
 
-def imagenet_class_folders_and_devkit(manual_dir: Path) -> Expected:
-    """`imagenet/train/*/*.JPEG` and `imagenet/val`, with a devkit, which is not needed."""
-    _write_devkit(manual_dir)
-    return class_folders(manual_dir, "imagenet", "train", "val", ending="JPEG")
-
-
 def imagenet200(manual_dir: Path) -> Expected:
     file, test, size = "val_{number}.JPEG", {"test": _SYNSETS["test"]}, (64, 64)
     line = f"{file}\t{{name}}\t0\t32\t44\t62"
@@ -444,14 +419,10 @@ def _voc_targets(objects: list[tuple[str, int]]) -> list[int]:
     return [0 if not of else 1 if 0 in of else -1 for of in kinds.values()]
 
 
-def _voc(manual_dir: Path, objects: _Objects, lists: bool = False) -> None:
+def _voc(manual_dir: Path, objects: _Objects) -> None:
     top = manual_dir / "VOCdevkit/VOC2007"
-    values = {1: " 1", 0: "-1", -1: " 0"}
     for part, images in objects.items():
         write_lines(top / f"ImageSets/Main/{part}.txt", list(images))
-        for column, name in enumerate(_VOC if lists else ()):
-            lines = [f"{n} {values[_voc_targets(of)[column]]}" for n, of in images.items()]
-            write_lines(top / f"ImageSets/Main/{name}_{part}.txt", lines)
         for number, of in images.items():
             write_image(top / f"JPEGImages/{number}.jpg", "voc", int(number), (50, 30))
             found = "".join(
@@ -463,24 +434,15 @@ def _voc(manual_dir: Path, objects: _Objects, lists: bool = False) -> None:
             write_lines(top / f"Annotations/{number}.xml", [line])
 
 
-def _expect_voc() -> Expected:
+def voc2007(manual_dir: Path) -> Expected:
+    for name, parts in (("trainval", ("train", "val")), ("test", ("test",))):
+        with packed(manual_dir / f"VOC{name}_06-Nov-2007.tar") as folder:
+            _voc(folder, {part: _VOC_OBJECTS[part] for part in parts})
     images = {
         split: [(colour("voc", int(n)), _voc_targets(of)) for n, of in _VOC_OBJECTS[part].items()]
         for split, part in _PARTS.items()
     }
     return {split: _labelled(of, _VOC) for split, of in images.items()}
-
-
-def voc2007_archives(manual_dir: Path) -> Expected:
-    for name, parts in (("trainval", ("train", "val")), ("test", ("test",))):
-        with packed(manual_dir / f"VOC{name}_06-Nov-2007.tar") as folder:
-            _voc(folder, {part: _VOC_OBJECTS[part] for part in parts}, lists=True)
-    return _expect_voc()
-
-
-def voc2007_annotations(manual_dir: Path) -> Expected:
-    _voc(manual_dir / "voc2007", _VOC_OBJECTS)
-    return _expect_voc()
 
 
 def random_voc2007(root: Path) -> Folders:
@@ -595,26 +557,6 @@ def idx_files(names: tuple[str, ...], file: str, *, test: str = "t10k") -> Calla
     return write
 
 
-def npz_files(names: tuple[str, ...], file: str) -> Callable:
-    """The same in files of NumPy, one for each array or, as Keras has it, one for all."""
-
-    def write(manual_dir: Path) -> Expected:
-        images, labels, expected = _greys(names)
-        files: dict[Path, dict[str, np.ndarray]] = {}
-        for split in expected:
-            for array, kind, axis in ((images, "imgs", "x"), (labels, "labels", "y")):
-                path = manual_dir / file.format(split, kind=kind)
-                key = "arr_0" if "{" in file else f"{axis}_{split}"
-                files.setdefault(path, {})[key] = array[split]
-        for path, found in files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            np.savez_compressed(path, **found)  # pyright: ignore[reportArgumentType]
-        return expected
-
-    write.__name__ = file
-    return write
-
-
 def _greys(
     names: tuple[str, ...], *, letters: bool = False
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], Expected]:
@@ -635,8 +577,6 @@ def _greys(
 
 _PUBLISHED = "/{}-{kind}-idx{axes}-ubyte"
 fashion_mnist = idx_files(_CLOTHES, f"fashion-mnist{_PUBLISHED}.gz")
-mnist_keras = npz_files(_DIGITS, "mnist/mnist.npz")
-k49 = npz_files(_KUZUSHIJI, "k49/k49-{}-{kind}.npz")
 _emnist_letters = idx_files(
     tuple(string.ascii_lowercase), "gzip/emnist-letters-{}-{kind}-idx{axes}-ubyte.gz", test="test"
 )
@@ -658,24 +598,20 @@ ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
         imagenet_archives,
         imagenet_kaggle,
         imagenet_folders_and_devkit,
-        imagenet_class_folders_and_devkit,
     ),
     "imagenet200": (imagenet200,),
-    "food101": (food101_folder, food101_archive, food101_class_folders),
+    "food101": (food101_folder, food101_class_folders),
     "caltech256": (caltech256,),
-    "sun397": (sun397, sun397_folder),
+    "sun397": (sun397,),
     "cifar10": (cifar10,),
     "cifar100": (cifar100,),
     "svhn": (svhn,),
     "svhn_extra": (svhn_extra,),
     "stl10": (stl10,),
     "fashion_mnist": (fashion_mnist, idx_files(_CLOTHES, f"fashion_mnist{_PUBLISHED}")),
-    "mnist": (idx_files(_DIGITS, "mnist/{}-{kind}.idx{axes}-ubyte"), mnist_keras),
-    "kmnist": (
-        idx_files(tuple("おきすつなはまやれを"), f"kmnist{_PUBLISHED}.gz"),
-        npz_files(tuple("おきすつなはまやれを"), "kmnist/kmnist-{}-{kind}.npz"),
-    ),
-    "k49": (k49, idx_files(_KUZUSHIJI, f"k49{_PUBLISHED}.gz")),
+    "mnist": (idx_files(_DIGITS, "mnist/{}-{kind}.idx{axes}-ubyte"),),
+    "kmnist": (idx_files(tuple("おきすつなはまやれを"), f"kmnist{_PUBLISHED}.gz"),),
+    "k49": (idx_files(_KUZUSHIJI, f"k49{_PUBLISHED}.gz"),),
     "emnist_balanced": (_emnist("balanced", _MERGED),),
     "emnist_byclass": (_emnist("byclass", tuple(sorted(string.digits + string.ascii_letters))),),
     "emnist_bymerge": (_emnist("bymerge", _MERGED),),
@@ -684,7 +620,7 @@ ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
     "emnist_mnist": (_emnist("mnist", _DIGITS),),
     "aircraft": (aircraft,),
     "caltech101": (caltech101, caltech101_folder),
-    "cars": (cars, cars_in_one),
+    "cars": (cars,),
     "cub": (cub,),
     "dtd": (dtd,),
     "flowers102": (flowers102,),
@@ -693,6 +629,6 @@ ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
 
 MANY_LABELS: dict[str, tuple[Callable[[Path], Expected], ...]] = {
     "coco": (coco_2014, coco_2017),
-    "voc2007": (voc2007_archives, voc2007_annotations),
+    "voc2007": (voc2007,),
     "nus_wide": (nus_wide_published, nus_wide_table),
 }

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from numpy._core import multiarray, numeric
 
-from experiments.data.builders.archives import (
+from experiments.datasets.archives import (
     DamagedArchiveError,
     UnsafeArchiveError,
     extract,
-    load_pickle,
-    load_torch_list,
     tar_members,
 )
+from experiments.datasets.pickles import load_pickle, load_torch_list
 
 PLAIN = {
     "image_data": np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), dtype=np.uint8),

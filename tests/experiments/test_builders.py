@@ -1,3 +1,5 @@
+"""Prepared data: written once, whole, in a fixed order; read, or refused where it is damaged."""
+
 import json
 import os
 import signal
@@ -11,11 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.data import builders, pipeline
-from experiments.data.builders import base
-from experiments.data.builders.archives import DamagedArchiveError
-from experiments.data.builders.images import Encoding, SourceImage, encode
+from experiments.data import pipeline
 from experiments.data.pipeline import RecordImages, load_split
+from experiments.datasets import describe, icons, lookup, preparation
+from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.images import Encoding, SourceImage, encode
+from experiments.datasets.preparation import Records
 from tests.experiments import fake_archives
 from tests.experiments.fake_archives import decode
 
@@ -31,7 +34,7 @@ def test_a_killed_preparation_is_not_taken_for_data(dirs):
     script = """
         import os, signal, sys
         from pathlib import Path
-        from experiments.data.builders import base, images
+        from experiments.datasets import images, preparation
         from experiments.data.pipeline import load_split
 
         def encode(picture, *args, **kwargs):
@@ -39,7 +42,7 @@ def test_a_killed_preparation_is_not_taken_for_data(dirs):
                 os.kill(os.getpid(), signal.SIGKILL)
             return images.encode(picture, *args, **kwargs)
 
-        base.encode = encode
+        preparation.encode = encode
         data_dir, manual_dir = map(Path, sys.argv[1:])
         load_split("mini_imagenet", "base", data_dir=data_dir, manual_dir=manual_dir)
     """
@@ -47,13 +50,13 @@ def test_a_killed_preparation_is_not_taken_for_data(dirs):
     assert killed.returncode == -signal.SIGKILL
     folder = dirs["data_dir"] / "mini_imagenet"
     assert list(folder.glob("incomplete.*"))
-    assert not builders.describe("mini_imagenet", **dirs).ready
+    assert not describe("mini_imagenet", **dirs).ready
     assert len(load_split("mini_imagenet", "novel", **dirs).labels) == 3
     assert not list(folder.glob("incomplete.*"))
 
 
 def test_several_record_files_keep_the_order(dirs, monkeypatch):
-    monkeypatch.setattr(base, "_IMAGES_PER_FILE", 2)
+    monkeypatch.setattr(preparation, "_IMAGES_PER_FILE", 2)
     expected = fake_archives.cifar_fs_folder(dirs["manual_dir"])
     images = load_split("cifar_fs", "base", **dirs)
     files = list((dirs["data_dir"] / "cifar_fs").rglob("cifar_fs-base*"))
@@ -64,9 +67,6 @@ def test_several_record_files_keep_the_order(dirs, monkeypatch):
 def test_records_are_the_same_wherever_they_are_written(dirs, monkeypatch):
     fake_archives.mini_imagenet_folder(dirs["manual_dir"])
     load_split("mini_imagenet", "base", **dirs)
-    # File systems list files in any order.
-    listed = Path.iterdir
-    monkeypatch.setattr(Path, "iterdir", lambda self: iter(sorted(listed(self), reverse=True)))
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     again = {**dirs, "data_dir": dirs["data_dir"] / "again"}
     load_split("mini_imagenet", "base", **again)
@@ -79,8 +79,8 @@ def test_records_are_the_same_wherever_they_are_written(dirs, monkeypatch):
 
 
 def test_the_builder_works_without_the_pipeline(dirs):
-    fake_archives.cifar_fs_folder(dirs["data_dir"] / "downloads" / "manual")
-    builder = builders.BUILDERS["cifar_fs"](data_dir=str(dirs["data_dir"]))
+    fake_archives.cifar_fs_folder(dirs["manual_dir"])
+    builder = Records(lookup("cifar_fs"), dirs["data_dir"], dirs["manual_dir"])
     builder.download_and_prepare(file_format="array_record")
     novel = builder.as_data_source("novel")  # pyright: ignore
     assert [record["label"] for record in novel] == [3, 3, 4]
@@ -116,27 +116,15 @@ def test_another_image_is_resized_and_its_centre_cut_out(height, width):
             np.testing.assert_allclose(line, 255 * positions / (side * scale), atol=4)
 
 
-@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1"])
-def test_any_mode_becomes_colour(tmp_path, mode):
-    path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
-    Image.new("L", (90, 100), 255).convert(mode).save(path)
-    result = decode(encode(SourceImage(path, "a"), (84, 84, 3)))
-    assert result.shape == (84, 84, 3)
-    assert result.min() >= 254
-
-
-ICONS = Path(builders.__file__).parent / "icons"
-
-
 def test_the_icons_are_those_of_the_file(folders):
-    facts = json.loads((ICONS / "icons.json").read_text(encoding="utf-8"))
-    with np.load(ICONS / "icons.npz") as arrays:
+    facts = json.loads((icons.FOLDER / "icons.json").read_text(encoding="utf-8"))
+    with np.load(icons.FOLDER / "icons.npz") as arrays:
         images, labels = arrays["images"], arrays["labels"]
     seen, tags = 0, {"base": ("base", 100), "validation": ("val", 29), "novel": ("novel", 50)}
     for split, (tag, count) in tags.items():
         loaded = load_split("icons", split, data_dir=folders.data_dir)
         names = [n for n, t in zip(facts["classes"], facts["split"], strict=True) if t == tag]
-        assert loaded.class_names == tuple(names)
+        assert loaded.class_names == tuple(names) == tuple(icons.class_names(split))
         assert len(names) == count
         own = [facts["classes"].index(name) for name in names]
         rows = np.concatenate([np.flatnonzero(labels == number) for number in own])
@@ -147,8 +135,8 @@ def test_the_icons_are_those_of_the_file(folders):
 
 
 def test_the_licences_are_those_of_the_file():
-    facts = json.loads((ICONS / "icons.json").read_text(encoding="utf-8"))
-    text = (ICONS / "LICENSES.md").read_text(encoding="utf-8")
+    facts = json.loads((icons.FOLDER / "icons.json").read_text(encoding="utf-8"))
+    text = (icons.FOLDER / "LICENSES.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
     assert len(rows) == len(facts["sets"])
     for row, entry in zip(rows, facts["sets"], strict=True):
@@ -160,18 +148,17 @@ def test_the_licences_are_those_of_the_file():
 
 def test_status_follows_the_data(dirs):
     fake_archives.cub_archive(dirs["manual_dir"])
-    before = builders.describe("cub_fewshot", **dirs)
+    before = describe("cub_fewshot", **dirs)
     assert (before.state, before.missing) == ("available", "")
     files = {"CUB_200_2011.tgz", "base.json", "val.json", "novel.json"}
     assert {path.name for path in before.found} == files
     assert str(dirs["manual_dir"] / "val.json") in str(before)
     load_split("cub_fewshot", "base", **dirs)
-    after = builders.describe("cub_fewshot", **dirs)
-    assert after.ready
-    assert after.classes == {"base": 4, "validation": 2, "novel": 2}
+    after = describe("cub_fewshot", **dirs)
     assert after.state == "prepared"
-    assert after.location.is_dir()
+    assert after.classes == {"base": 4, "validation": 2, "novel": 2}
     assert f"prepared in {after.location}" in str(after)
+    assert after.location.is_dir()
 
 
 @pytest.fixture(scope="module")
@@ -189,19 +176,11 @@ def test_a_split_beyond_the_limit_is_read_when_asked(cifar):
     beyond = load_split("cifar_fs", "base", memory_limit=limit - 1, **cifar)
     assert isinstance(inside.images, np.ndarray)
     assert isinstance(beyond.images, RecordImages)
-    assert beyond.images.shape == inside.images.shape
-    assert len(beyond.images) == 5
+    assert (beyond.images.shape, len(beyond.images)) == (inside.images.shape, 5)
     np.testing.assert_array_equal(beyond.labels, inside.labels)
     rows = np.array([4, 0, 0, 2], np.int32)
-    for index in (
-        rows,
-        rows[:0],
-        rows.reshape(2, 2),
-        rows - 1,
-        inside.labels > 0,
-        3,
-        slice(1, None, 2),
-    ):
+    shapes = (rows, rows[:0], rows.reshape(2, 2), rows - 1, inside.labels > 0, 3, slice(1, None, 2))
+    for index in shapes:
         assert beyond.images[index].dtype == np.uint8
         np.testing.assert_array_equal(beyond.images[index], inside.images[index])
 
@@ -256,11 +235,11 @@ def test_one_line_is_printed_and_nothing_fetched(tmp_path):
         import socket, sys
         from pathlib import Path
         socket.socket.connect = socket.getaddrinfo = None  # A call fails.
-        from experiments.data import builders
         from experiments.data.pipeline import load_split
+        from experiments.datasets import overview
         for _ in range(2):
             load_split("icons", "validation", data_dir=Path(sys.argv[1]))
-        builders.dataset_status(Path(sys.argv[1]))
+        overview(Path(sys.argv[1]))
         assert "tensorflow" not in sys.modules
         assert "jax" not in sys.modules
     """
@@ -299,6 +278,6 @@ def test_damaged_data_is_refused(dirs, files, damage, ready):
     for memory_limit in (0, 2**30):
         with pytest.raises(DamagedArchiveError, match=r"cifar_fs.3\.0\.0.*delete that folder"):
             load_split("cifar_fs", "base", memory_limit=memory_limit, **dirs).images[:]
-    status = builders.describe("cifar_fs", **dirs)
+    status = describe("cifar_fs", **dirs)
     assert status.ready == ready
     assert ready or "delete that folder" in status.missing

@@ -27,7 +27,7 @@ import pytest
 from experiments.cli.datasets import Datasets
 from experiments.cli.main import main
 from experiments.config import Folders, SamplingConfig
-from experiments.data.builders import describe, preparation
+from experiments.datasets import describe, preparation
 from experiments.errors import ExperimentError
 from experiments.presets import PRESETS
 from experiments.protocols.classification import ClassificationData

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import gzip
 import io
 import json
 import math
@@ -20,18 +21,19 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from experiments.data import builders
-from experiments.data.builders import archives, kanji
-from experiments.data.builders.archives import (
-    DamagedArchiveError,
-    load_mat,
-    load_pickle,
-    load_torch_list,
-)
-from experiments.data.builders.base import ImageBuilder
-from experiments.data.builders.images import ClassSplit, split_of_pickle
-from experiments.data.builders.readers import read_json, read_lines, read_table, read_xml, relative
 from experiments.data.pipeline import load_labels
+from experiments.datasets import DATASETS, kanji, pickles
+from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.pickles import load_mat, load_pickle, load_torch_list
+from experiments.datasets.readers import (
+    read_idx,
+    read_json,
+    read_lines,
+    read_table,
+    read_xml,
+    relative,
+)
+from experiments.datasets.splits import MultiLabelSplit, check_splits, split_of_pickle
 from experiments.errors import ExperimentError
 from tests.experiments import fake_archives as few
 from tests.experiments import fake_image_sets as many
@@ -42,19 +44,21 @@ LAYOUTS = {
     for write in of
     if "mnist" not in name and name not in ("k49", "caltech101", "caltech256", "svhn_extra")
 }
+BAD_PATHS = [
+    "../x.jpg",
+    "/etc/x",
+    "..\\x",
+    "a/../../x",
+    "C:x.jpg",
+    "\\\\host\\x",
+    "..",
+    ".",
+    "",
+    " \0",
+]
 NASTY: list[Any] = [
-    *(None, True, -1, 0.5, 1e999, math.nan, 10**25, 2**63, "", " ", "1", "a\0b", "\ud800", [], {}),
-    *(
-        "../../etc/x.jpg",
-        "/etc/x.jpg",
-        "..\\x.jpg",
-        "C:x.jpg",
-        "a/../../x.jpg",
-        "..",
-        ".",
-        "x" * 5000,
-    ),
-    *([[1, [2]]], {"a": 1}, [None], "a\nb", "*", "[", "**/x", "é" * 200),
+    *(None, True, -1, 0.5, 1e999, math.nan, 10**25, 2**63, " ", "1", "a\0b", "\ud800", [], {}),
+    *([[1, [2]]], {"a": 1}, [None], "a\nb", "*", "[", "**/x", "é" * 200, "x" * 5000, *BAD_PATHS),
 ]
 
 
@@ -69,22 +73,20 @@ class Reader:
     """Reads a layout that was written into a folder and, where it is packed, extracted."""
 
     def __init__(self, write: Callable, root: Path):
-        self.root, self.builder = root, builders.BUILDERS[LAYOUTS[write]]
+        self.root, self.dataset = root, DATASETS[LAYOUTS[write]]
         write(root / "manual")
         self.expected = self.read()
         self.lists = lists(root)
 
     def read(self) -> dict[str, list[str]]:
-        """The images of every class or label, as text."""
-        search_path = self.builder.search_path(self.root / "manual", self.root / "scratch")
-        splits = ImageBuilder.read_splits(self.builder, search_path)  # pyright: ignore
-        self.builder.check_splits(splits)
-        "\n".join(self.builder.class_names(splits)).encode()
+        """The names of every class or label, by split."""
+        splits = self.dataset.read(
+            self.dataset.search_path(self.root / "manual", self.root / "scratch")
+        )
+        "\n".join(check_splits(splits)).encode()
         for split in splits.values():
-            if isinstance(split, ClassSplit):
-                keys = [key for of in split.classes.values() for key in of]
-            else:
-                keys = [*split.keys]
+            keys = [key for key, _ in split.labelled([*split.counts()])]
+            if isinstance(split, MultiLabelSplit):
                 assert set(np.unique(split.targets)) <= {-1, 0, 1}
             for key in keys:
                 if isinstance(key, Path):
@@ -93,7 +95,7 @@ class Reader:
             if not isinstance(keys[0], Path):
                 read = split.open()
                 _ = [read(key) for key in keys]
-        return {split: self.builder.class_names({split: of}) for split, of in splits.items()}
+        return {split: [*of.counts()] for split, of in splits.items()}
 
     def check(self, path: Path, content: bytes) -> str:
         """What reading says with another content of a file, which is put back."""
@@ -190,22 +192,6 @@ def test_changed_files_are_read_or_refused(tmp_path, write, seed):
     assert reader.read() == reader.expected
 
 
-FILE = "the first file of iNaturalist"
-BAD_PATHS = [
-    "../x.jpg",
-    "/etc/x",
-    "..\\x",
-    "a/../../x",
-    "C:x.jpg",
-    "C:\\x",
-    "\\\\host\\x",
-    "..",
-    ".",
-    "",
-    " \0",
-]
-
-
 @pytest.mark.parametrize("name", [*BAD_PATHS, "a\n", "\ud800", "x" * 256, None, 1, [], b"../x"])
 def test_a_path_in_a_list_stays_in_its_folder(name):
     with pytest.raises(DamagedArchiveError, match=r"val\.csv, line 3"):
@@ -217,11 +203,10 @@ def test_a_path_in_a_list_stays_in_its_folder(name):
 def test_readers_of_lists_refuse_paths_to_elsewhere(tmp_path, name):
     """Each by its own file, in which a path is another one."""
     quoted = json.dumps(name)[1:-1]
-    for number, (write, place, path, new) in enumerate(
+    for number, (write, place, found, new) in enumerate(
         [
             (few.cifar_fs_folder, "val.txt", "otter", name),
-            (few.inat2017_boxes, "train_2017_bboxes.json", FILE, quoted),
-            (few.inat2017_folder, "inat2017_fewshot_split.json", "Bufo bufo", quoted),
+            (few.inat2017_boxes, "train_2017_bboxes.json", few.INAT_FILE, quoted),
             (few.mini_imagenet_folder, "val.csv", "n0295082600000000.jpg", name),
             (many.coco_2017, "instances_val2017.json", "000000000042.jpg", quoted),
             (many.food101_folder, "test.txt", "bee/", f"bee/{name}/../../"),
@@ -232,7 +217,6 @@ def test_readers_of_lists_refuse_paths_to_elsewhere(tmp_path, name):
         reader = Reader(write, tmp_path / str(number))
         (file,) = (file for file in reader.lists if file.name == place)
         text = file.read_text()
-        found = path if path is not FILE else json.loads(text)["images"][0]["file_name"]
         assert found in text
         said = reader.check(file, text.replace(found, new, 1).encode())
         # A blank line has no name.
@@ -286,6 +270,10 @@ HOSTILE: dict[str, tuple[Callable, bytes]] = {
     "digits": (read_json, b'{"a":' + b"9" * 5000 + b"}"),
     "list": (read_json, b"[1]"),
     "17 MB": (read_json, b" " * (17 << 20)),
+    "IDX of 4 GB": (
+        lambda path: read_idx(path, (None,)),
+        gzip.compress(b"\0\0\x08\1" + b"\xff" * 4),
+    ),
     "laughs": (
         read_xml,
         b'<!DOCTYPE a [<!ENTITY b "' + b"x" * 10**5 + b'">]><a>' + b"&b;" * 10**5 + b"</a>",
@@ -293,7 +281,7 @@ HOSTILE: dict[str, tuple[Callable, bytes]] = {
     "encoding": (read_xml, b'<?xml version="1.0" encoding="x"?><a/>'),
     **{
         f"far {n}": (
-            kanji._drawer(8),
+            lambda path: kanji._draw(path, 8),
             b'<a xmlns="http://www.w3.org/2000/svg"><path d="M1,1c9,9,9,9,1'
             + b"0" * n
             + b',1"/></a>',
@@ -335,7 +323,7 @@ def test_the_reader_of_matlab_files_has_a_limit_and_may_crash(tmp_path, monkeypa
     zeros = np.zeros((5000, 6000), np.uint8)
     savemat(tmp_path / "a.mat", {"x": zeros}, do_compression=True)
     assert load_mat(tmp_path / "a.mat", "x")["x"].shape == zeros.shape
-    monkeypatch.setattr(archives, "_MATLAB_MEMORY", 0)
+    monkeypatch.setattr(pickles, "_MATLAB_MEMORY", 0)
     with pytest.raises(DamagedArchiveError, match=r"a\.mat is not a readable MATLAB file: Memory"):
         load_mat(tmp_path / "a.mat", "x")
     monkeypatch.setattr(sys, "executable", shutil.which("false"))

@@ -1,6 +1,7 @@
 """The characters: a fake of the package that they are drawn from, and the package itself."""
 
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -8,10 +9,10 @@ import numpy as np
 import pytest
 from scipy.interpolate import BPoly
 
-from experiments.data import builders
-from experiments.data.builders import kanji
-from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
 from experiments.data.pipeline import load_split
+from experiments.datasets import describe, kanji, lookup, share_images
+from experiments.datasets.archives import DamagedArchiveError, MissingArchiveError
+from experiments.datasets.layouts import SearchPath
 
 _SVG = """<svg xmlns="http://www.w3.org/2000/svg" xmlns:kvg="http://kanjivg.tagaini.net">
 <g><g kvg:element="{character}">{components}</g></g><g><text>1</text></g>
@@ -57,7 +58,7 @@ def package(tmp_path, monkeypatch):
 
 def test_characters_with_their_components(package, tmp_path):
     seen = {}
-    for split in builders.split_names("kanji"):
+    for split in tuple(lookup("kanji").classes):
         loaded = load_split("kanji", split, data_dir=tmp_path)
         assert loaded.class_names == ("日", "月", "木")
         assert loaded.labels.dtype == np.int8
@@ -69,7 +70,7 @@ def test_characters_with_their_components(package, tmp_path):
         character: [int(name in character + components) for name in "日月木"]
         for character, components in _CHARACTERS.items()
     }
-    assert builders.is_multi_label("kanji")
+    assert lookup("kanji").multi_label
 
 
 def test_another_size_is_drawn_not_resized(package, tmp_path):
@@ -87,7 +88,7 @@ def test_without_the_package(tmp_path, monkeypatch):
     with pytest.raises(MissingArchiveError, match=r"kanjivg, which is not installed: pip install"):
         load_split("kanji", "train", data_dir=tmp_path)
     assert not list(tmp_path.iterdir())
-    status = builders.describe("kanji", data_dir=tmp_path)
+    status = describe("kanji", data_dir=tmp_path)
     assert not status.ready
     assert 'pip install -e ".[kanji]"' in str(status)
     assert "kanjivg" in status.missing
@@ -138,19 +139,19 @@ def radicals(package, monkeypatch):
 def test_every_character_has_one_traditional_radical(radicals, tmp_path):
     assert _members() == {radical: sorted(members) for radical, members in _CLASSES.items()}
     expected = {"base": ("日", "木"), "validation": ("水",), "novel": ("月",)}
-    assert builders.split_names("kanji_radicals") == tuple(expected)
+    assert tuple(lookup("kanji_radicals").classes) == tuple(expected)
     for split, names in expected.items():
         loaded = load_split("kanji_radicals", split, data_dir=tmp_path)
         assert loaded.class_names == names
         sizes = [len(_CLASSES[name]) for name in names]
         np.testing.assert_array_equal(loaded.labels, np.repeat(range(len(sizes)), sizes))
         assert loaded.images.shape == (sum(sizes), 48, 48, 1)
-    assert not builders.is_multi_label("kanji_radicals")
-    assert builders.share_images("kanji_radicals@32", "kanji")
+    assert not lookup("kanji_radicals").multi_label
+    assert share_images("kanji_radicals@32", "kanji")
 
 
 def _members():
-    splits = kanji._read_radicals(48).values()
+    splits: Any = lookup("kanji_radicals").layouts[0].read(SearchPath((), Path())).values()
     classes = [of for split in splits for of in split.classes.items()]
     return {name: [chr(int(path.stem, 16)) for path in paths] for name, paths in classes}
 
@@ -184,20 +185,20 @@ def test_forms_of_the_same_path(path, same):
 
 @pytest.mark.long
 def test_the_real_characters():
-    splits = kanji._read(32)
+    splits: Any = lookup("kanji").layouts[0].read(SearchPath((), Path()))
     sizes = {name: len(split.keys) for name, split in splits.items()}
     assert sizes == {"train": 3815, "validation": 1296, "test": 1311}
     targets = [split.targets for split in splits.values()]
     assert all(of.shape[1] == 70 and of.sum(0).min() >= 10 for of in targets)
     assert 3.2 < np.concatenate(targets).sum(1).mean() < 3.3
-    drawn: list[Any] = [s.open()(p).content for s in splits.values() for p in s.keys[::20]]
+    drawn: list[Any] = [s.open()(p).content(32) for s in splits.values() for p in s.keys[::20]]
     assert 0.1 < np.mean(np.stack(drawn) > 127) < 0.3
 
 
 @pytest.mark.long
 def test_the_real_radicals():
-    splits = kanji._read_radicals(48)
-    published = builders.BUILDERS["kanji_radicals"].SPEC
+    splits: Any = lookup("kanji_radicals").layouts[0].read(SearchPath((), Path()))
+    published = lookup("kanji_radicals")
     assert {name: len(split.classes) for name, split in splits.items()} == published.classes
     sizes = list(map(len, (members := _members()).values()))
     assert (len(sizes), sum(sizes), min(sizes)) == (67, 5407, kanji._MIN_RADICAL)

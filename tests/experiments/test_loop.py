@@ -20,8 +20,8 @@ from experiments.assembly import plan_run
 from experiments.cli.main import main
 from experiments.config import Folders, TrainConfig
 from experiments.data import pipeline
-from experiments.data.builders.archives import DamagedArchiveError
 from experiments.data.pipeline import RecordImages, load_split
+from experiments.datasets.archives import DamagedArchiveError
 from experiments.processes import Interrupted
 from experiments.runs import train_run
 from experiments.training import loop

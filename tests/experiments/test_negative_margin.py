@@ -29,8 +29,8 @@ from experiments.config import (
     set_options,
 )
 from experiments.contracts import Outputs, Problem, mean_and_interval
-from experiments.data.builders.archives import MissingArchiveError
 from experiments.data.pipeline import load_split, stored_counts
+from experiments.datasets.archives import MissingArchiveError
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import accuracies_of, prototype_predictions
 from experiments.evaluation.fine_tuning import (

@@ -15,9 +15,9 @@ import pytest
 from experiments.assembly import plan_run
 from experiments.cli.main import main
 from experiments.config import Folders
-from experiments.data.builders import describe
-from experiments.data.builders.archives import MissingArchiveError
 from experiments.data.pipeline import load_split
+from experiments.datasets import describe
+from experiments.datasets.archives import MissingArchiveError
 from experiments.errors import ConfigError
 from experiments.protocols.integration import IntegratedLoss
 from experiments.runs import complete_run, train_run

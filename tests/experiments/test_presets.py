@@ -23,7 +23,7 @@ from experiments.cli.main import command_type
 from experiments.compilation import num_classes
 from experiments.config import TrainConfig, option_types, replace_option
 from experiments.contracts import Photographs
-from experiments.data.builders import builder_class, is_multi_label
+from experiments.datasets import lookup
 from experiments.presets import (
     MODULES,
     PRESETS,
@@ -231,12 +231,12 @@ def first_step(plan: Plan) -> Callable[[Any, Any], tuple[TrainState, TrainState,
 
 def fake_batch(plan: Plan) -> Batch:
     rng, name = np.random.default_rng(0), plan.config.data.name
-    spec = builder_class(name).SPEC
+    spec = lookup(name)
     images = rng.integers(0, 256, (2, *spec.array_shape), np.uint8)
     if spec.whole:
         images = Photographs(images, np.array([spec.array_shape[:2]] * 2, np.int32))
     labels = np.array([1, 0], np.int32)
-    if is_multi_label(name):
+    if lookup(name).multi_label:
         labels = np.eye(num_classes(plan), dtype=np.int8)[labels]
     return Batch(images, labels)
 

@@ -15,8 +15,8 @@ import pytest
 import experiments
 from experiments.cli.main import main
 from experiments.config import set_options
-from experiments.data.builders import icons
 from experiments.data.pipeline import load_labels
+from experiments.datasets import icons
 from experiments.errors import ConfigError
 from experiments.presets import PRESETS
 from experiments.training.checkpoints import CheckpointError
@@ -75,7 +75,7 @@ def test_train_is_the_command(trained, folders, tmp_path):
 def test_features_labels_and_names_are_those_of_the_images(trained, folders):
     run = experiments.load_run(str(trained[0]))
     found = experiments.features_of(run, "novel", folders=folders)
-    folder = Path(icons.__file__).parent
+    folder = icons.FOLDER
     index = json.loads((folder / "icons.json").read_text())
     novel = np.flatnonzero(np.array(index["split"]) == "novel")
     assert found.class_names == tuple(np.array(index["classes"])[novel])

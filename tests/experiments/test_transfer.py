@@ -16,12 +16,11 @@ from experiments import transfer
 from experiments.cli.main import main
 from experiments.config import replace_option
 from experiments.contracts import ImageSet, Metric
-from experiments.data import builders
-from experiments.data.builders import BUILDERS
-from experiments.data.builders.base import DatasetSpec
-from experiments.data.builders.images import split_of_rows
-from experiments.data.builders.tasks import ClassificationBuilder
 from experiments.data.selection import select
+from experiments.datasets import DATASETS
+from experiments.datasets.base import Dataset
+from experiments.datasets.layouts import Layout
+from experiments.datasets.splits import split_of_rows
 from experiments.errors import ConfigError
 from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.presets import PRESETS
@@ -52,23 +51,21 @@ def drawings(split: str) -> ImageSet:
     return ImageSet(images, labels, CLASSES)
 
 
-class Drawings(ClassificationBuilder):
-    """A data set of other images than the run's."""
+def _read(search_path):
+    rows = {name: [*range(20 * k, 20 * k + 20)] for k, name in enumerate(CLASSES)}
+    return {
+        split: split_of_rows(rows, lambda split=split: drawings(split).images, Path(split))
+        for split in DRAWINGS.classes
+    }
 
-    name = "drawings"
-    SPEC = DatasetSpec("bars", SHAPE, {"train": 3, "test": 3}, homepage="")
 
-    def read_splits(self, search_path):
-        rows = {name: [*range(20 * k, 20 * k + 20)] for k, name in enumerate(CLASSES)}
-        return {
-            split: split_of_rows(rows, lambda split=split: drawings(split).images, Path(split))
-            for split in self.SPEC.classes
-        }
+DRAWINGS = Dataset("drawings", "bars", {"train": 3, "test": 3}, (Layout("", (), _read),), SHAPE)
+"""A data set of other images than the run's."""
 
 
 @pytest.fixture
 def other(monkeypatch):
-    monkeypatch.setitem(BUILDERS, "drawings", Drawings)
+    monkeypatch.setitem(DATASETS, "drawings", DRAWINGS)
     few = partial(evaluate_linear, penalties=PENALTIES)
     monkeypatch.setattr(transfer, "evaluate_linear", few)
 
@@ -77,7 +74,8 @@ def test_the_command_writes_what_classifiers_on_the_features_give(
     few_shot_run, folders, other, tmp_path, capsys, monkeypatch
 ):
     # Of the data that is evaluated, not of those of the run.
-    monkeypatch.setattr(builders.builder_class("drawings"), "remarks", lambda: ["drawn in haste"])
+    odd = dataclasses.replace(DRAWINGS, remarks=("drawn in haste",))
+    monkeypatch.setitem(DATASETS, "drawings", odd)
     directory, link = few_shot_run, tmp_path / "run"
     link.symlink_to(directory)
     given = ["linear", str(link / "checkpoints"), "--data", "drawings", "--holdout", "0.25"]
@@ -192,12 +190,6 @@ def test_what_the_initial_weights_have_seen_counts(few_shot_run, tmp_path):
     for weights in (tmp_path, tmp_path / "resnet.safetensors"):
         assert not seen(weights)
     assert not seen(few_shot_run, "cifar10")
-
-
-def test_the_sets_that_share_images_exist():
-    names = [name for group in builders._SHARE_IMAGES for name in group]
-    assert set(names) <= set(BUILDERS)
-    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from experiments.assembly import plan_run
 from experiments.cli.main import main
 from experiments.config import DataConfig
 from experiments.contracts import Outputs, Problem
-from experiments.data.builders.icons.builder import class_names
 from experiments.data.pipeline import load_split
+from experiments.datasets.icons import class_names
 from experiments.errors import ConfigError
 from experiments.models.characters import character_codes, embed_characters, init_characters
 from experiments.protocols import two_towers

@@ -1,4 +1,4 @@
-"""Text, tables, JSON and XML of authors of data sets: the one place where their content is checked.
+"""Lists, tables, JSON, XML and IDX files of others: the one place where their content is checked.
 
 What is read is of the kind that is expected, or a `DamagedArchiveError` names file and place.
 """
@@ -6,16 +6,19 @@ What is read is of the kind that is expected, or a `DamagedArchiveError` names f
 from __future__ import annotations
 
 import csv
+import gzip
+import io
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 
-from experiments.data.builders.archives import (
+from experiments.datasets.archives import (
     DamagedArchiveError,
     brief,
     readable,
@@ -44,25 +47,12 @@ def text(name: Any, where: Path | str) -> str:
 
 
 def relative(name: Any, where: Path | str) -> str:
-    """Checks the path of a file in a list, which must stay in the folder of the images.
-
-    Args:
-      name: The path, with slashes or backslashes.
-      where: Names the list, and its line or entry.
-
-    Returns:
-      The path, with slashes.
-
-    Raises:
-      DamagedArchiveError: It is empty, absolute, has `..` or a drive, or is no path at all.
-    """
+    """The path of a file in a list, with slashes; it must stay in the folder of the images."""
     name = name.decode("latin1") if isinstance(name, bytes) else name
     path = PurePosixPath(name.replace("\\", "/") if isinstance(name, str) else "")
     outside = path.is_absolute() or ".." in path.parts or PureWindowsPath(path).drive
     if outside or not path.name or re.search("[\0-\x1f\ud800-\udfff]", str(path)):
-        raise DamagedArchiveError(
-            f"{where} should be a path in the folder of the images, not {brief(name)}"
-        )
+        raise DamagedArchiveError(f"{where} should be a path below the images, not {brief(name)}")
     if len(str(path)) > 1000 or any(len(part.encode()) > 255 for part in path.parts):
         raise DamagedArchiveError(f"{where} is too long for a path: {brief(name)}")
     return str(path)
@@ -72,18 +62,9 @@ _CHECKS: dict[type, Callable[[Any, str], Any]] = {int: number, str: text, Path: 
 
 
 def column(values: Any, kind: type, where: Path | str) -> list[Any]:
-    """Checks a list in a file.
+    """Checks a list, a tuple or an array in a file; of one value, also that, as in MATLAB files.
 
-    Args:
-      values: A list, a tuple or an array; of one value, also that, as MATLAB files have it.
-      kind: `int` as in `number`, `str` as in `text`, or `Path` as in `relative`.
-      where: Names the list in messages.
-
-    Returns:
-      The values.
-
-    Raises:
-      DamagedArchiveError: It is no list, or one of its values is something else.
+    The kind is `int` as in `number`, `str` as in `text`, or `Path` as in `relative`.
     """
     if isinstance(values, np.ndarray):
         if values.size > 2**24:
@@ -96,19 +77,9 @@ def column(values: Any, kind: type, where: Path | str) -> list[Any]:
 
 
 def records(content: Mapping[str, Any], key: str, path: Path, **kinds: type) -> list[tuple]:
-    """Checks a list of objects in a file, and returns some fields of each.
+    """Some fields of every object in the list `content[key]` of a file.
 
-    Args:
-      content: The content of the file.
-      key: The entry with the list.
-      path: The file, for messages.
-      **kinds: The fields, and the kind of each as in `column`.
-
-    Returns:
-      A tuple for every object.
-
-    Raises:
-      DamagedArchiveError: A field is absent or something else.
+    `kinds` has the fields, and the kind of each as in `column`.
     """
     found = content[key] if isinstance(content[key], list) else [content[key]]
     for index, entry in enumerate(found):
@@ -122,11 +93,15 @@ def records(content: Mapping[str, Any], key: str, path: Path, **kinds: type) -> 
     return list(zip(*columns, strict=True))
 
 
-def no_labels(count: int, names: Sequence[Any], path: Path) -> np.ndarray:
-    """Targets of images without any label, int8 [count, names], unless these are too many."""
-    if count * len(names) > 2**29:
-        raise DamagedArchiveError(f"{path} has too many labels: {len(names)} for {count} images")
-    return np.zeros((count, len(names)), np.int8)
+def multi_hot(own: Sequence[Iterable[Any]], names: Sequence[Any], path: Path) -> np.ndarray:
+    """The labels of every image as targets, int8 [images, names]."""
+    if len(own) * len(names) > 2**29:
+        raise DamagedArchiveError(f"{path} has too many labels: {len(names)} for {len(own)} images")
+    targets = np.zeros((len(own), len(names)), np.int8)
+    columns = {name: column for column, name in enumerate(names)}
+    for row, labels in zip(targets, own, strict=True):
+        row[[columns[label] for label in labels]] = 1
+    return targets
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -142,18 +117,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_lines(path: Path, most: int = 2**18) -> list[str]:
-    """Reads the lines of a text file.
-
-    Args:
-      path: The file.
-      most: The largest number of lines. The longest published list, of NUS-WIDE, has 161,789.
-
-    Returns:
-      The lines.
-
-    Raises:
-      DamagedArchiveError: The file is not text, or too long for a list.
-    """
+    """The lines of a text file. The longest published list, of NUS-WIDE, has 161,789."""
     content = read_bytes(path, 2**26)
     try:
         whole = content.decode("utf-8-sig")
@@ -172,22 +136,20 @@ def read_lines(path: Path, most: int = 2**18) -> list[str]:
     return lines
 
 
+def read_names(path: Path) -> list[str]:
+    """The lines of a text file that are not blank, without spaces around them."""
+    return [line.strip() for line in read_lines(path) if line.strip()]
+
+
 def read_table(
     path: Path, delimiters: str = ",", most: int = 2**18
 ) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
     """Reads a CSV file that starts with the names of its columns.
 
-    Args:
-      path: The file.
-      delimiters: Which of these comes first in the first line separates cells.
-      most: The largest number of lines.
+    The first of the delimiters that is in this line separates cells.
 
     Returns:
       The columns, in lower case, and for every row that is not blank its line and its cells.
-
-    Raises:
-      DamagedArchiveError: The file is not CSV, a row has another number of cells, or a column is
-        there twice.
     """
     lines, shown = read_lines(path, most), readable(path)
     delimiter = next((sign for sign in delimiters if sign in "".join(lines[:1])), delimiters[0])
@@ -198,7 +160,7 @@ def read_table(
             yield from ([" ".join(cell.splitlines()).strip() for cell in row] for row in rows)
         except csv.Error as error:
             raise DamagedArchiveError(
-                f"{shown}, line {rows.line_num}: {error}; is a quote not closed?"
+                f"{shown}, line {rows.line_num}: {error}; an open quote?"
             ) from error
 
     found = cells()
@@ -231,21 +193,7 @@ def read_json(
     object_hook: Callable[[dict[str, Any]], Any] | None = None,
     most: int = 2**24,
 ) -> dict[str, Any]:
-    """Reads the object in a JSON file.
-
-    Args:
-      path: The file.
-      *names: The required entries.
-      object_hook: Applied to every object, as in `json.load`.
-      most: The largest size in bytes.
-
-    Returns:
-      The object.
-
-    Raises:
-      DamagedArchiveError: The file is not JSON, or an entry is missing.
-    """
-
+    """The object in a JSON file, which has the entries `names`; arguments as in `load_json`."""
     try:
         content = load_json(path, most=most, object_hook=object_hook)
     except OSError as error:
@@ -256,19 +204,7 @@ def read_json(
 
 
 def entries(content: Any, path: Path, *names: str) -> dict[str, Any]:
-    """Checks that the content of a file is a dictionary with the required entries.
-
-    Args:
-      content: The content of the file.
-      path: The file, for messages.
-      *names: The required entries.
-
-    Returns:
-      The dictionary, with keys of type bytes converted to strings.
-
-    Raises:
-      DamagedArchiveError: It is not a dictionary, or an entry is missing.
-    """
+    """The content of a file, a dictionary with the entries `names`; its keys become strings."""
     if not isinstance(content, dict):
         raise DamagedArchiveError(f"{path} contains {typed(content)}, not a dictionary")
     content = {
@@ -281,23 +217,45 @@ def entries(content: Any, path: Path, *names: str) -> dict[str, Any]:
     return content
 
 
-def pixels(array: Any, path: Path) -> np.ndarray:
-    """Checks that the content of a file is an array of colour images.
+def array(value: Any, shape: tuple[int | None, ...], where: Path | str) -> np.ndarray:
+    """Checks an array of bytes in a file; sides that are None have any length."""
+    expected = ", ".join("n" if side is None else str(side) for side in shape)
+    found = typed(value)
+    if isinstance(value, np.ndarray):
+        found = f"{value.dtype} {list(value.shape)}"
+        known = len(shape) == value.ndim
+        if value.dtype == np.uint8 and known and all(map(_fits, value.shape, shape)):
+            return value
+    raise DamagedArchiveError(f"{where} should be uint8 [{expected}], not {found}")
 
-    Args:
-      array: The content of the file.
-      path: The file, for messages.
 
-    Returns:
-      uint8 [n, h, w, 3].
+def _fits(side: int, wanted: int | None) -> bool:
+    return wanted is None or side == wanted
 
-    Raises:
-      DamagedArchiveError: It is something else.
-    """
-    if not isinstance(array, np.ndarray):
-        raise DamagedArchiveError(f"{path}: images should be an array, not {typed(array)}")
-    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3:
-        raise DamagedArchiveError(
-            f"{path}: images should be uint8 [n, h, w, 3], not {array.dtype} {list(array.shape)}"
-        )
-    return array
+
+def pixels(value: Any, path: Path) -> np.ndarray:
+    """Checks that the content of a file is an array of colour images, uint8 [n, h, w, 3]."""
+    return array(value, (None, None, None, 3), f"{path}: images")
+
+
+def read_idx(path: Path, shape: tuple[int | None, ...]) -> np.ndarray:
+    """The array in an IDX file of bytes, compressed or not, whatever its name."""
+    content = read_bytes(path, 2**30)
+    with reading(path, "IDX file"):
+        if content[:2] == b"\x1f\x8b":
+            file = gzip.GzipFile(fileobj=io.BytesIO(content))
+        else:
+            file = io.BytesIO(content)
+        start = file.read(4)
+        if start[:3] != b"\0\0\x08" or not start[3:]:
+            raise ValueError(f"it starts with {start.hex(' ') or 'nothing'}, not 00 00 08")
+        sizes = np.frombuffer(file.read(4 * start[3]), ">u4").tolist()
+        size = math.prod(sizes)
+        if size > 2**30:
+            raise ValueError(f"its header says {sizes}, more than {2**30:,} bytes")
+        found = file.read(size + 1)  # A bomb says less than it has.
+        if len(found) != size:
+            more = "more" if len(found) > size else len(found)
+            raise ValueError(f"its header says {sizes}, {size} bytes, and it has {more}")
+        found = np.frombuffer(found, np.uint8).reshape(sizes)
+    return array(found, shape, f"{path}: its array")

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.data.builders.archives import DamagedArchiveError
-from experiments.data.builders.base import photograph_spec
-from experiments.data.builders.images import MultiLabelSplit, open_files
-from experiments.data.builders.layouts import Layout, Part, SearchPath, inside
-from experiments.data.builders.readers import column, no_labels, read_lines, read_table, relative
-from experiments.data.builders.tasks import MultiLabelBuilder
+from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.base import photographs
+from experiments.datasets.layouts import Layout, Part, SearchPath, inside
+from experiments.datasets.readers import column, multi_hot, read_names, read_table, relative
+from experiments.datasets.splits import MultiLabelSplit, open_files
 
 _log = logging.getLogger(__name__)
 
@@ -64,14 +63,14 @@ def _available(
 def _read_published(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
     folder = search_path.get(*_IMAGES)
     concepts, labels = _CONCEPTS.locate(search_path), _LABELS.locate(search_path)
-    names = tuple(line.strip() for line in read_lines(concepts) if line.strip())
+    names = tuple(read_names(concepts))
     if not all(re.fullmatch(r"[\w -]{1,100}", name) for name in names):
         raise DamagedArchiveError(f"{concepts} should have a concept in every line")
     splits = {}
     for split, part in _SPLITS.items():
         path = _LISTS[split].locate(search_path)
-        files = [line.strip() for line in read_lines(path) if line.strip()]
-        targets = no_labels(len(files), names, path)
+        files = read_names(path)
+        targets = multi_hot([()] * len(files), names, path)
         for number, name in enumerate(names):
             path_of_name = inside(labels, f"Labels_{name}_{part}.txt")
             targets[:, number] = _read_column(path_of_name, len(files))
@@ -80,7 +79,7 @@ def _read_published(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
 
 
 def _read_column(path: Path, count: int) -> np.ndarray:
-    values = [line.strip() for line in read_lines(path) if line.strip()]
+    values = read_names(path)
     if len(values) != count or not set(values) <= {"0", "1"}:
         raise DamagedArchiveError(f"{path} should have {count} lines of 0 or 1")
     return np.array(values).astype(np.int8)
@@ -101,41 +100,35 @@ def _read_table(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
         labels = [label[1:-1] for label in re.findall(_LABEL, row["label"])]
         found[split].append((row["filepath"], column(labels, str, f"{path}, line {number}")))
     names = sorted({label for images in found.values() for _, labels in images for label in labels})
-    columns = {name: column for column, name in enumerate(names)}
-    splits = {}
-    for split, images in found.items():
-        targets = no_labels(len(images), names, path)
-        for row, (_, labels) in enumerate(images):
-            targets[row, [columns[label] for label in labels]] = 1
-        splits[split] = _available(
-            tuple(names), [file for file, _ in images], targets, folder, path
+    return {
+        split: _available(
+            tuple(names),
+            [file for file, _ in images],
+            multi_hot([labels for _, labels in images], names, path),
+            folder,
+            path,
         )
-    return splits
+        for split, images in found.items()
+    }
 
 
-class NusWide(MultiLabelBuilder):
-    """81 concepts; images without a label or without a file are left out."""
-
-    name = "nus_wide"
-    SPEC = photograph_spec(
+_PUBLISHED = (
+    _IMAGES,
+    _CONCEPTS.names,
+    *dict.fromkeys(part.names for part in _LISTS.values()),
+    _LABELS.names,
+)
+DATASETS = (
+    photographs(
+        name="nus_wide",
         description="209,347 photographs with labels for 81 concepts (NUS-WIDE)",
         classes={"train": 81, "test": 81},
-        homepage="https://lms.comp.nus.edu.sg/wp-content/uploads/2019/research/nuswide/"
-        "NUS-WIDE.html",
-        citation="Chua et al.: NUS-WIDE: a real-world web image database from National University "
-        "of Singapore. CIVR 2009.",
-        folders=("nus-wide", "NUS-WIDE", "nus_wide"),
         layouts=(
-            Layout(
-                "the images and the published lists",
-                (
-                    _IMAGES,
-                    _CONCEPTS.names,
-                    *dict.fromkeys(part.names for part in _LISTS.values()),
-                    _LABELS.names,
-                ),
-                _read_published,
-            ),
+            Layout("the images and the published lists", _PUBLISHED, _read_published),
             Layout("the images and the table of Ben-Baruch et al.", (_IMAGES, _TABLE), _read_table),
         ),
-    )
+        source="Chua et al., CIVR 2009",
+        multi_label=True,
+        folders=("nus-wide", "NUS-WIDE", "nus_wide"),
+    ),
+)

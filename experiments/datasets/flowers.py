@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.data.builders.archives import DamagedArchiveError, load_mat
-from experiments.data.builders.base import photograph_spec
-from experiments.data.builders.images import ClassSplit, split_of_files
-from experiments.data.builders.layouts import (
-    TRAIN_VALIDATION_TEST_FOLDERS,
+from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.base import photographs
+from experiments.datasets.layouts import (
+    TRAIN_VALIDATION_TEST,
     Layout,
     Part,
     SearchPath,
     class_folders,
 )
-from experiments.data.builders.readers import column
-from experiments.data.builders.tasks import ClassificationBuilder
+from experiments.datasets.pickles import load_mat
+from experiments.datasets.readers import column
+from experiments.datasets.splits import ClassSplit, split_of_files
 
 _SPLITS = {"train": "trnid", "validation": "valid", "test": "tstid"}
 _IMAGES = Part("jpg", ("102flowers.tgz",), ("jpg", "102flowers/jpg"))
@@ -36,9 +36,7 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
         classes: dict[str, list[Path]] = {}
         for number in column(numbers[variable], int, f"{ids}: {variable}"):
             if not 1 <= number <= len(labels):
-                raise DamagedArchiveError(
-                    f"{ids} refers to image {number}, but {path} has no label for it"
-                )
+                raise DamagedArchiveError(f"{path} has no label for the image {number} of {ids}")
             # The archive does not name the classes.
             name = f"flower {labels[number - 1]:03}"
             classes.setdefault(name, []).append(images / f"image_{number:05}.jpg")
@@ -46,21 +44,18 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
     return splits
 
 
-class Flowers102(ClassificationBuilder):
-    """102 species of flowers."""
-
-    name = "flowers102"
-    SPEC = photograph_spec(
+DATASETS = (
+    photographs(
+        name="flowers102",
         description="8,189 photographs of 102 flower species (Oxford)",
         classes=dict.fromkeys(_SPLITS, 102),
-        homepage="https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
-        citation="Nilsback and Zisserman: Automated flower classification over a large number of "
-        "classes. ICVGIP 2008.",
-        folders=("flowers-102", "flowers102", "."),
         layouts=(
             Layout(
                 "the archive and files of Nilsback et al.", (_IMAGES.names, _LABELS, _IDS), _read
             ),
-            class_folders("flowers102", TRAIN_VALIDATION_TEST_FOLDERS),
+            class_folders("flowers102", TRAIN_VALIDATION_TEST),
         ),
-    )
+        source="Nilsback and Zisserman, ICVGIP 2008, https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
+        folders=("flowers-102", "flowers102", "."),
+    ),
+)

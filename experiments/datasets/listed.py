@@ -6,20 +6,20 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
-from experiments.data.builders.archives import DamagedArchiveError, brief
-from experiments.data.builders.base import photograph_spec
-from experiments.data.builders.images import ClassSplit, split_of_files
-from experiments.data.builders.layouts import (
-    TRAIN_TEST_FOLDERS,
-    TRAIN_VALIDATION_TEST_FOLDERS,
+from experiments.datasets.archives import DamagedArchiveError, brief
+from experiments.datasets.base import photographs
+from experiments.datasets.layouts import (
+    PARTS,
+    TRAIN_TEST,
+    TRAIN_VALIDATION_TEST,
     Layout,
     Part,
     SearchPath,
     class_folders,
     inside,
 )
-from experiments.data.builders.readers import read_lines, relative, text
-from experiments.data.builders.tasks import ClassificationBuilder
+from experiments.datasets.readers import read_lines, relative, text
+from experiments.datasets.splits import ClassSplit, split_of_files
 
 Parse = Callable[[str], tuple[str, str] | None]
 """Parses a line into a class and a file relative to the image folder; None if it is malformed."""
@@ -28,19 +28,7 @@ Parse = Callable[[str], tuple[str, str] | None]
 def _listed(
     title: str, images: Part, lists: Part, files: Mapping[str, str], parse: Parse, below: str = "."
 ) -> Layout:
-    """The layout with one image folder and one list of its files per split.
-
-    Args:
-      title: A short description for messages.
-      images: The image folder, or its parent (see `below`).
-      lists: The folder of the lists.
-      files: The list of every split.
-      parse: Parses a line of a list.
-      below: The image folder within `images`.
-
-    Returns:
-      The layout.
-    """
+    """The layout with the image folder `below` of `images`, and one of the `lists` per split."""
 
     def read(search_path: SearchPath) -> dict[str, ClassSplit]:
         folder = lists.locate(search_path)
@@ -105,19 +93,14 @@ def _scene(line: str) -> tuple[str, str] | None:
 
 
 _FOOD = Part("food-101", ("food-101.tar.gz",))
+_TEXTURES = ("dtd-r1.0.1.tar.gz", "dtd-r1.0.tar.gz")
+_AIRCRAFT = Part("fgvc-aircraft-2013b", ("fgvc-aircraft-2013b.tar.gz",))
 
-
-class Food101(ClassificationBuilder):
-    """101 dishes."""
-
-    name = "food101"
-    SPEC = photograph_spec(
+DATASETS = (
+    photographs(
+        name="food101",
         description="101,000 photographs of 101 dishes",
         classes={"train": 101, "test": 101},
-        homepage="https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
-        citation="Bossard et al.: Food-101 - mining discriminative components with random forests. "
-        "ECCV 2014.",
-        folders=("food101", "."),
         layouts=(
             _listed(
                 "the archive of Bossard et al.",
@@ -127,22 +110,15 @@ class Food101(ClassificationBuilder):
                 _by_folder(".jpg"),
                 below="images",
             ),
-            class_folders("food101", TRAIN_TEST_FOLDERS),
+            class_folders("food101", TRAIN_TEST),
         ),
-    )
-
-
-class Sun397(ClassificationBuilder):
-    """397 scenes, in the first of ten published partitions: 50 images per class and split."""
-
-    name = "sun397"
-    SPEC = photograph_spec(
+        source="Bossard et al., ECCV 2014, https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
+        folders=("food101", "."),
+    ),
+    photographs(  # The first of ten published partitions: 50 images per class and split.
+        name="sun397",
         description="39,700 photographs of 397 scenes (the first partition of SUN397)",
         classes={"train": 397, "test": 397},
-        homepage="https://vision.princeton.edu/projects/2010/SUN/",
-        citation="Xiao et al.: SUN database: large-scale scene recognition from abbey to zoo. "
-        "CVPR 2010.",
-        folders=("sun397", "SUN397", "."),
         layouts=(
             _listed(
                 "images and partitions of Xiao et al.",
@@ -152,76 +128,50 @@ class Sun397(ClassificationBuilder):
                 {"train": "Training_01.txt", "test": "Testing_01.txt"},
                 _scene,
             ),
-            class_folders("sun397", TRAIN_TEST_FOLDERS),
+            class_folders("sun397", TRAIN_TEST),
         ),
-    )
-
-
-_PARTS = {"train": "train", "validation": "val", "test": "test"}
-_TEXTURES = ("dtd-r1.0.1.tar.gz", "dtd-r1.0.tar.gz")
-
-
-class Dtd(ClassificationBuilder):
-    """47 textures, in the first of ten published splits."""
-
-    name = "dtd"
-    SPEC = photograph_spec(
+        source="Xiao et al., CVPR 2010, https://vision.princeton.edu/projects/2010/SUN/",
+        folders=("sun397", "SUN397", "."),
+    ),
+    photographs(
+        name="dtd",
         description="5,640 photographs of 47 textures (the first split of DTD)",
-        classes=dict.fromkeys(_PARTS, 47),
-        homepage="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
-        citation="Cimpoi et al.: Describing textures in the wild. CVPR 2014.",
-        folders=("dtd", "."),
+        classes=dict.fromkeys(PARTS, 47),
         layouts=(
             _listed(
                 "the archive of Cimpoi et al.",
                 Part("dtd/images", _TEXTURES),
                 Part("dtd/labels", _TEXTURES),
-                {split: f"{part}1.txt" for split, part in _PARTS.items()},
+                {split: f"{part}1.txt" for split, part in PARTS.items()},
                 _by_folder(),
             ),
-            class_folders("dtd", TRAIN_VALIDATION_TEST_FOLDERS),
+            class_folders("dtd", TRAIN_VALIDATION_TEST),
         ),
-    )
-
-
-_AIRCRAFT = Part("fgvc-aircraft-2013b", ("fgvc-aircraft-2013b.tar.gz",))
-
-
-class Aircraft(ClassificationBuilder):
-    """100 variants of aircraft."""
-
-    name = "aircraft"
-    SPEC = photograph_spec(
+        source="Cimpoi et al., CVPR 2014, https://www.robots.ox.ac.uk/~vgg/data/dtd/",
+        folders=("dtd", "."),
+    ),
+    photographs(
+        name="aircraft",
         description="10,000 photographs of 100 variants of aircraft (FGVC-Aircraft)",
-        classes=dict.fromkeys(_PARTS, 100),
-        homepage="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
-        citation="Maji et al.: Fine-grained visual classification of aircraft. arXiv:1306.5151.",
-        folders=("aircraft", "."),
+        classes=dict.fromkeys(PARTS, 100),
         layouts=(
             _listed(
                 "the archive of Maji et al.",
                 _AIRCRAFT,
                 _AIRCRAFT,
-                {split: f"data/images_variant_{part}.txt" for split, part in _PARTS.items()},
+                {split: f"data/images_variant_{part}.txt" for split, part in PARTS.items()},
                 _number_and_class,
                 below="data/images",
             ),
-            class_folders("aircraft", TRAIN_VALIDATION_TEST_FOLDERS),
+            class_folders("aircraft", TRAIN_VALIDATION_TEST),
         ),
-    )
-
-
-class Pets(ClassificationBuilder):
-    """37 breeds of cats and dogs."""
-
-    name = "pets"
-    SPEC = photograph_spec(
+        source="Maji et al., 2013, https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
+        folders=("aircraft", "."),
+    ),
+    photographs(
+        name="pets",
         description="7,349 photographs of 37 breeds of cats and dogs (Oxford-IIIT)",
         classes={"train": 37, "test": 37},
-        homepage="https://www.robots.ox.ac.uk/~vgg/data/pets/",
-        citation="Parkhi et al.: Cats and dogs. CVPR 2012.",
-        # The archives have generic names, so they must be in the data set's own folder.
-        folders=("oxford-iiit-pet", "pets"),
         layouts=(
             _listed(
                 "the archives of Parkhi et al.",
@@ -230,6 +180,10 @@ class Pets(ClassificationBuilder):
                 {"train": "trainval.txt", "test": "test.txt"},
                 _breed,
             ),
-            class_folders(".", TRAIN_TEST_FOLDERS),
+            class_folders(".", TRAIN_TEST),
         ),
-    )
+        source="Parkhi et al., CVPR 2012, https://www.robots.ox.ac.uk/~vgg/data/pets/",
+        # The archives have generic names, so they must be in the data set's own folder.
+        folders=("oxford-iiit-pet", "pets"),
+    ),
+)

@@ -1,1 +1,0 @@
-"""The icons that ship with the project, and the builder that reads them."""

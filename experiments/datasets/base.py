@@ -1,0 +1,138 @@
+"""What a data set is: its name, its splits, and the layouts in which people have its files."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.datasets.archives import MissingArchiveError
+from experiments.datasets.images import LONGEST, Encoding
+from experiments.datasets.layouts import Layout, SearchPath
+from experiments.datasets.splits import Split
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What is known of a data set before it is prepared, and how its files are read."""
+
+    name: str
+    """Of the folder of the prepared data: letters, digits and underscores."""
+    description: str
+    """One line."""
+    classes: dict[str, int]
+    """The published number of classes in every split: `base`, `validation` (optional) and `novel`,
+    which hold classes out, of a few-shot set; else `train` and others with the same classes."""
+    layouts: tuple[Layout, ...]
+    """The first one of which all files exist is read."""
+    image_shape: tuple[int, int, int]
+    """Height, width and channels of the stored images. Of `whole` ones, both are the largest
+    length of the shorter side."""
+    source: str = ""
+    """Who published it, and where."""
+    multi_label: bool = False
+    """Whether an image can have any number of labels; the splits then share the labels."""
+    images_of: str = ""
+    """The data set with the same images, in other splits. Default: none but itself."""
+    resizable: bool = False
+    """Whether the images can be stored at another size."""
+    whole: bool = False
+    """Whether the images have different sizes and are stored uncropped: see `encode`."""
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    """Of the pixel values in [0, 1] of every channel, where they are measured."""
+    version: str = "1.0.0"
+    """Of what is stored. A higher one where the same files would now give other images or classes;
+    what earlier versions prepared is refused."""
+    encoding: Encoding = "png"
+    """How images are stored: lossless, or as JPEG with a third of the bytes."""
+    background: str = "white"
+    bits: int = 16
+    """As in `encode`."""
+    folders: tuple[str, ...] = (".",)
+    """Where in the manual directory the files may be: names of the data set's own folder, and `.`
+    for the directory itself."""
+    package: Path | None = None
+    """Where a package of the system has the files. They are read if the folders are empty."""
+    hint: str = ""
+    """More lines on where people have the files."""
+    argument: str = ""
+    """The name on the command line, where that is another one."""
+    own: bool = False
+    """Whether it is a folder of one's own."""
+    remarks: tuple[str, ...] = ()
+    """What is odd in the data, for the log and the report of a run."""
+    details: tuple[str, ...] = ()
+    """Further lines for `datasets NAME`."""
+    verify: Callable[[], None] = lambda: None
+    """Raises a `DamagedArchiveError` if the files are no longer those that were read before."""
+
+    @property
+    def few_shot(self) -> bool:
+        """Whether the splits hold classes out."""
+        return "novel" in self.classes
+
+    @property
+    def array_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of an array that holds any of the images."""
+        height, width, channels = self.image_shape
+        return height, LONGEST * width if self.whole else width, channels
+
+    @property
+    def own_folders(self) -> tuple[str, ...]:
+        """Possible names of the data set's own folder."""
+        return tuple(name for name in self.folders if name != ".")
+
+    def instructions(self) -> str:
+        """The required files of every layout; empty if the data set needs no files."""
+        if not any(layout.needs for layout in self.layouts):
+            return ""
+        own = [f"{name}/" for name in self.own_folders]
+        where = "its " + ("own folder, named " if len(own) > 1 else "") + " or ".join(own)
+        if "." in self.folders:
+            where = f"that directory or in {where}"
+        lines = [f"It needs one of the following, in {where}:"]
+        lines += [f"- {layout.describe()}" for layout in self.layouts]
+        return "\n".join(lines + [self.hint] * bool(self.hint))
+
+    def search_path(self, manual_dir: Path, scratch: Path) -> SearchPath:
+        """The folders in which the files are looked up, below that of downloaded archives."""
+        folders = tuple(manual_dir / name for name in self.folders)
+        if self.package is not None and not any(f.is_dir() and any(f.iterdir()) for f in folders):
+            folders = (*folders, self.package)  # Files of both are never mixed.
+        return SearchPath(folders, scratch, self.own_folders)
+
+    def layout(self, search_path: SearchPath) -> Layout:
+        """The first layout whose files all exist, unread.
+
+        Raises:
+          MissingArchiveError: No layout is complete. The message lists the files and folders.
+        """
+        partial = []
+        for layout in self.layouts:
+            missing = layout.missing(search_path)
+            if not missing:
+                return layout
+            if any(search_path.find(*names) for names in layout.needs):
+                partial.append(f"Missing for {layout.title}: {'; '.join(missing)}.")
+        folders = search_path.folders[-1:] if "." in self.folders else search_path.folders
+        where = " or ".join(map(str, folders))
+        absent = "not all" if partial else "not"
+        message = f"{self.name} is not prepared, and its files are {absent} in {where}."
+        raise MissingArchiveError("\n".join([message, self.instructions(), *partial]))
+
+    def read(self, search_path: SearchPath) -> Mapping[str, Split]:
+        """The images of every split, from the first complete layout."""
+        return self.layout(search_path).read(search_path)
+
+
+photographs = functools.partial(
+    Dataset,
+    image_shape=(256, 256, 3),
+    resizable=True,
+    whole=True,
+    version="4.0.0",
+    encoding="jpeg",
+)
+"""A data set of photographs of any size, which are stored whole."""

@@ -1,0 +1,189 @@
+"""Layouts: the forms in which a data set is distributed, and where its files are looked up."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from experiments.datasets.archives import DamagedArchiveError, MissingArchiveError, extract
+from experiments.datasets.files import list_folders, list_images, read_folders
+from experiments.datasets.splits import Split, split_of_pickle
+
+FEW_SHOT_PARTS = {"base": "train", "validation": "val", "novel": "test"}
+"""The names that most distributions of few-shot data sets give their splits."""
+PARTS = {"train": "train", "validation": "val", "test": "test"}
+"""Those of other data sets."""
+TRAIN_TEST = {"train": ("train",), "test": ("test", "val")}
+"""Possible folder names of two splits."""
+TRAIN_VALIDATION_TEST = {
+    "train": ("train",),
+    "validation": ("val", "valid", "validation"),
+    "test": ("test",),
+}
+"""Possible folder names of three splits."""
+
+
+@dataclass(frozen=True)
+class SearchPath:
+    """The folders in which a layout looks for its files."""
+
+    folders: tuple[Path, ...]
+    """The folders, in the order of the search."""
+    scratch: Path
+    """Archives are extracted here. The folder is removed once the data set is prepared."""
+    own_folders: tuple[str, ...] = ()
+    """Possible names of the data set's own folder."""
+
+    def find(self, *names: str) -> Path | None:
+        """The first of alternative files or folders that exists; paths relative to the folders.
+
+        If the first part of a path is a name of the data set's own folder, all names are tried.
+        """
+        for name, folder in itertools.product(names, self.folders):
+            first, slash, rest = name.partition("/")
+            own = self.own_folders if slash and first in self.own_folders else (first,)
+            for path in (folder / f"{one}{slash}{rest}" for one in own):
+                if _is_there(path):
+                    return path
+        return None
+
+    def get(self, *names: str) -> Path:
+        """As `find`; raises a `MissingArchiveError` where none exists."""
+        path = self.find(*names)
+        if path is None:
+            raise MissingArchiveError(f"no {' or '.join(names)} in {self.folders[-1]}")
+        return path
+
+    def extract(self, archive: Path, keep: Callable[[str], bool] | None = None) -> Path:
+        """Extracts an archive into the scratch folder, once; `keep` selects members by name."""
+        return extract(archive, self.scratch / archive.name, keep=keep)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file or folder of a data set: already extracted, or inside an archive."""
+
+    path: str
+    """Path within the archive, possibly below one more folder."""
+    archives: tuple[str, ...]
+    """Alternative names of the archive."""
+    extracted: tuple[str, ...] = ()
+    """Alternative paths after extraction. Default: `path`."""
+    contains: str = ""
+    """A file or folder inside, which distinguishes it from others of the same name."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The alternatives for `Layout.needs`."""
+        return (*self._extracted, *self.archives)
+
+    @property
+    def _extracted(self) -> tuple[str, ...]:
+        paths = self.extracted or (self.path,)
+        return tuple(PurePosixPath(path, self.contains).as_posix() for path in paths)
+
+    def locate(self, search_path: SearchPath, keep: Callable[[str], bool] | None = None) -> Path:
+        """Finds the file or folder, and extracts its archive if necessary.
+
+        An archive is extracted once, so all parts of it must `keep` the same members.
+        """
+        found = search_path.find(*self._extracted)
+        if found is not None:
+            return found.parent if self.contains else found
+        archive = search_path.get(*self.archives)
+        try:
+            return inside(search_path.extract(archive, keep), self.path)
+        except DamagedArchiveError as error:
+            raise DamagedArchiveError(f"{archive} contains no file of {self.path}") from error
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One form in which a data set is distributed."""
+
+    title: str
+    """A short description for messages."""
+    needs: tuple[tuple[str, ...], ...]
+    """The required files or folders, each with its alternatives. None if the data is part of the
+    project or of a package."""
+    read: Callable[[SearchPath], Mapping[str, Split]]
+    """Lists the images of every split."""
+    by_class: tuple[tuple[str, ...], ...] = ()
+    """The entries of `needs` that must contain one folder per class if they are folders."""
+    check: Callable[[], object] = lambda: None
+    """Raises a `MissingArchiveError` if there is no data."""
+
+    def missing(self, search_path: SearchPath) -> list[str]:
+        """What is missing: files, each with its alternatives, and class folders."""
+        self.check()
+        missing = []
+        for names in self.needs:
+            path = search_path.find(*names)
+            if path is None:
+                missing.append(" or ".join(names))
+            elif names in self.by_class and list_images(path) and not list_folders(path):
+                missing.append(f"one folder per class in {path}, which contains only images")
+        return missing
+
+    def describe(self) -> str:
+        """The title and the required files, one per line."""
+        return "\n".join([f"{self.title}:", *(f"    {' or '.join(n)}" for n in self.needs)])
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Finds a file of an archive directly in a folder or one level below."""
+    for path in (folder / name, *sorted(folder.glob(f"*/{name}"))):
+        if _is_there(path):
+            return path
+    raise DamagedArchiveError(f"{folder} has no {name}")
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is a file or folder: to open a pipe or a device could take forever."""
+    return path.is_file() or path.is_dir()
+
+
+def class_folders(name: str, splits: Mapping[str, Sequence[str]]) -> Layout:
+    """The layout with one folder per split, and in it one folder per class.
+
+    `name` is one of the data set's own folder, or "." where there is no other; `splits` has
+    possible folder names of every split.
+    """
+    needs = {
+        split: tuple(PurePosixPath(name, folder).as_posix() for folder in names)
+        for split, names in splits.items()
+    }
+    return Layout(
+        f"image folders, one per class, as in {next(iter(needs.values()))[0]}/CLASS/NAME.jpg",
+        tuple(needs.values()),
+        lambda search_path: {
+            split: read_folders(search_path.get(*names)) for split, names in needs.items()
+        },
+        by_class=tuple(needs.values()),
+    )
+
+
+def by_split(
+    title: str,
+    files: Mapping[str, str],
+    read: Callable[[Path, SearchPath], Split],
+    *more: tuple[str, ...],
+) -> Layout:
+    """The layout with one file per split, which `read` reads, and what else it needs."""
+    return Layout(
+        title,
+        (*more, *((name,) for name in files.values())),
+        lambda search_path: {
+            split: read(search_path.get(name), search_path) for split, name in files.items()
+        },
+    )
+
+
+def labelled_pickles(title: str, files: Mapping[str, str]) -> Layout:
+    """The layout with one pickle per split, with entries `data` and `labels`."""
+    splits = {file: split for split, file in files.items()}
+    return by_split(
+        title, files, lambda path, _: split_of_pickle(path, f"{splits[path.name]} class")
+    )

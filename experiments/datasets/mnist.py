@@ -1,0 +1,165 @@
+"""The MNIST family: small greyscale images in IDX files."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.datasets.base import Dataset
+from experiments.datasets.layouts import Layout, Part, SearchPath
+from experiments.datasets.readers import read_idx
+from experiments.datasets.splits import ClassSplit, split_of_arrays
+
+_SHAPES = {"images": (None, 28, 28), "labels": (None,)}
+"""Of the arrays in the two kinds of files."""
+_DIGITS = string.digits
+_CLOTHES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+_HIRAGANA = (
+    "あいうえおかきくけこさしすせそたちつてとなにぬねの"
+    "はひふへほまみむめもやゆよらりるれろわゐゑをんゝ"
+)
+_CAPITALS = string.digits + string.ascii_uppercase
+_MERGED = f"{_CAPITALS}abdefghnqrt"
+"""Of 15 letters, the small and the capital form are one class."""
+
+
+def _idx(
+    name: str,
+    description: str,
+    names: Sequence[str],
+    prefix: str = "",
+    test: str = "t10k",
+    archives: tuple[str, ...] = (),
+    first: int = 0,
+    transposed: bool = False,
+    **more: Any,
+) -> Dataset:
+    """A data set of four IDX files.
+
+    Many sets have files of the same names, so that each needs a folder of its own.
+
+    Args:
+      name: The data set.
+      description: The same, in words.
+      names: The names of its classes.
+      prefix: What the names of its files begin with.
+      test: What the names of the test files have in place of `train`.
+      archives: Archives that contain the files, compressed and with other sets.
+      first: The label of the first class.
+      transposed: Whether the images are stored column by column.
+      **more: Further fields of the data set.
+    """
+
+    def part(split: str, kind: str) -> Part:
+        start, end = f"{prefix}{split}-{kind}", f"idx{len(_SHAPES[kind])}-ubyte"
+        file = f"{start}-{end}.gz"
+        return Part(file, archives, (file, f"{start}-{end}", f"{start}.{end}"))
+
+    parts = {
+        split: {kind: part(of, kind) for kind in _SHAPES}
+        for split, of in {"train": "train", "test": test}.items()
+    }
+
+    def keep(member: str) -> bool:
+        return member.rpartition("/")[2].startswith(prefix)
+
+    def read(search_path: SearchPath) -> dict[str, ClassSplit]:
+        splits = {}
+        for split, of in parts.items():
+            paths = {kind: part.locate(search_path, keep) for kind, part in of.items()}
+            images, labels = (read_idx(paths[kind], _SHAPES[kind]) for kind in _SHAPES)
+            images = (images.swapaxes(1, 2) if transposed else images)[..., None]
+            labels = labels.astype(np.int64) - first
+            splits[split] = split_of_arrays(images, labels, [*names], paths["labels"])
+        return splits
+
+    needs = tuple(part.names for of in parts.values() for part in of.values())
+    return Dataset(
+        name=name,
+        description=f"{description}, 28×28, greyscale",
+        classes=dict.fromkeys(parts, len(names)),
+        layouts=(Layout("the IDX files, compressed or not", needs, read),),
+        image_shape=(28, 28, 1),
+        **more,
+    )
+
+
+def _kuzushiji(name: str, description: str, names: str, *folders: str) -> Dataset:
+    return _idx(
+        name,
+        description,
+        names,
+        folders=folders,
+        images_of="kmnist",
+        source="Clanuwat et al., 2018, CC BY-SA 4.0, https://github.com/rois-codh/kmnist",
+    )
+
+
+def _emnist(split: str, description: str, names: str, first: int = 0) -> Dataset:
+    """One of the six splits that EMNIST is published in."""
+    return _idx(
+        f"emnist_{split}",
+        f"{description} (EMNIST {split})",
+        names,
+        prefix=f"emnist-{split}-",
+        test="test",
+        archives=("gzip.zip",),
+        first=first,
+        transposed=True,
+        folders=("emnist", "EMNIST/raw", "gzip", "."),
+        images_of="mnist",
+        source="Cohen et al., IJCNN 2017, https://www.nist.gov/itl/iad/image-group/emnist-dataset",
+    )
+
+
+DATASETS = (
+    _idx(
+        "fashion_mnist",
+        "70,000 photographs of 10 kinds of clothes (Fashion-MNIST)",
+        _CLOTHES,
+        folders=("fashion-mnist", "fashion_mnist", "FashionMNIST/raw"),
+        package=Path("/usr/share/datasets/fashion-mnist"),
+        hint="Where they are:\n"
+        "- Debian, Ubuntu: `apt-get install dataset-fashion-mnist`, found in "
+        "/usr/share/datasets/fashion-mnist\n"
+        "- Keras, once it has loaded them: --manual-dir ~/.keras/datasets\n"
+        "- torchvision, with FashionMNIST(ROOT): --manual-dir ROOT",
+        source="Xiao et al., 2017, https://github.com/zalandoresearch/fashion-mnist",
+    ),
+    _idx(
+        "mnist",
+        "70,000 handwritten digits (MNIST)",
+        _DIGITS,
+        folders=("mnist", "MNIST/raw"),
+        source="LeCun et al., 1998, http://yann.lecun.com/exdb/mnist/",
+    ),
+    _kuzushiji(
+        "kmnist",
+        "70,000 cursive hiragana of 10 kinds (Kuzushiji-MNIST)",
+        "おきすつなはまやれを",
+        *("kmnist", "KMNIST/raw"),
+    ),
+    _kuzushiji(
+        "k49",
+        "270,912 cursive hiragana of 49 kinds (Kuzushiji-49)",
+        _HIRAGANA,
+        *("k49", "kuzushiji-49"),
+    ),
+    _emnist("balanced", "131,600 handwritten digits and letters of 47 kinds", _MERGED),
+    _emnist(
+        "byclass",
+        "814,255 handwritten digits and letters of 62 kinds",
+        _CAPITALS + string.ascii_lowercase,
+    ),
+    _emnist("bymerge", "814,255 handwritten digits and letters of 47 kinds", _MERGED),
+    _emnist("digits", "280,000 handwritten digits", _DIGITS),
+    _emnist("letters", "145,600 handwritten letters", string.ascii_lowercase, first=1),
+    _emnist("mnist", "70,000 handwritten digits", _DIGITS),
+)

@@ -1,0 +1,183 @@
+"""The images of a split as their authors list them, with one class or with any number of labels."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.images import SourceImage
+from experiments.datasets.pickles import load_pickle
+from experiments.datasets.readers import column, entries, pixels
+
+Table = Sequence[Any] | np.ndarray
+"""Pixels uint8 [n, h, w, c], or n encoded images."""
+Open = Callable[[], Callable[[Any], SourceImage]]
+"""Opens the images of a split. Returns a function from a key to its image."""
+
+
+@dataclass(frozen=True)
+class ClassSplit:
+    """Images with one class each."""
+
+    classes: Mapping[str, Sequence[Any]]
+    """The ordered keys of the images of every class: paths, or rows of a table."""
+    open: Open
+    source: Path | str
+    """The file or folder that defines the classes, for messages."""
+
+    def counts(self) -> dict[str, int]:
+        """The number of images of every class."""
+        return {name: len(keys) for name, keys in self.classes.items()}
+
+    def labelled(self, names: Sequence[str]) -> list[tuple[Any, Any]]:
+        """Every key with the index of its class in `names`, class by class."""
+        labels = {name: label for label, name in enumerate(names)}
+        return [(key, labels[name]) for name, keys in self.classes.items() for key in keys]
+
+
+@dataclass(frozen=True)
+class MultiLabelSplit:
+    """Images with any number of labels each."""
+
+    names: tuple[str, ...]
+    """The names of the labels."""
+    keys: Sequence[Any]
+    """The ordered keys of the images."""
+    targets: np.ndarray
+    """int8 [n, C]: 1 if the image has the label, 0 if not, −1 if unknown."""
+    open: Open
+    source: Path | str
+    """As in `ClassSplit`."""
+
+    def counts(self) -> dict[str, int]:
+        """The number of images with each label."""
+        counts = np.sum(self.targets == 1, axis=0)
+        return dict(zip(self.names, counts.tolist(), strict=True))
+
+    def labelled(self, names: Sequence[str]) -> list[tuple[Any, Any]]:
+        """Every key with its row of targets."""
+        return list(zip(self.keys, self.targets, strict=True))
+
+
+Split = ClassSplit | MultiLabelSplit
+
+
+def check_splits(splits: Mapping[str, Split]) -> list[str]:
+    """The names of all labels; raises a `DamagedArchiveError` unless the splits fit together.
+
+    Few-shot sets have other classes in every split, all others the same in the same order.
+    """
+    (first_name, first), *_ = splits.items()
+    seen: dict[str, Path | str] = {}
+    for split_name, split in splits.items():
+        counts = split.counts() if isinstance(split, ClassSplit) else dict.fromkeys(split.names, 1)
+        if isinstance(split, MultiLabelSplit):
+            shape = len(split.keys), len(split.names)
+            if split.targets.shape != shape or len(counts) < shape[1] or not shape[0]:
+                raise DamagedArchiveError(
+                    f"{split.source} has {shape[0]} images and {shape[1]} labels for the split "
+                    f"{split_name}, with targets {list(split.targets.shape)}, or a label twice"
+                )
+        if not counts:
+            raise DamagedArchiveError(f"{split.source} has no classes for the split {split_name}")
+        for name, count in counts.items():
+            if not count:
+                raise DamagedArchiveError(f"{split.source} has the class {name!r}, without images")
+            if "novel" in splits and name in seen:
+                raise DamagedArchiveError(
+                    f"{split.source} has the class {name!r}, which is also in {seen[name]}"
+                )
+            seen.setdefault(name, split.source)
+        if "novel" in splits:
+            continue
+        names = [*first.counts()]
+        if differences := sorted(set(names) ^ set(counts)):
+            raise DamagedArchiveError(
+                f"{split.source} (split {split_name}) and {first.source} (split {first_name}) "
+                f"must have the same classes; {len(differences)} classes are in only one of "
+                f"them, for example {differences[0]!r}"
+            )
+        if names != [*counts]:
+            raise DamagedArchiveError(f"{split.source}: the classes are in another order")
+    return [*seen]
+
+
+def open_files() -> Callable[[Path], SourceImage]:
+    """Opens images stored as separate files, whose keys are their paths."""
+    return lambda path: SourceImage(path, str(path))
+
+
+def split_of_files(classes: Mapping[str, Sequence[Path]], source: Path) -> ClassSplit:
+    """The files of every class, sorted; `source` is the file or folder that defines the classes."""
+    return ClassSplit(_ordered(classes), open_files, source)
+
+
+def _ordered(classes: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """Classes and keys, sorted. One name is one class, however its accents are encoded."""
+    merged: dict[str, list[Any]] = {}
+    for name, keys in classes.items():
+        merged.setdefault(unicodedata.normalize("NFC", name), []).extend(keys)
+    return {name: sorted(merged[name]) for name in sorted(merged)}
+
+
+def split_of_rows(
+    classes: Mapping[str, list[int]], load: Callable[[], Table], source: Path
+) -> ClassSplit:
+    """The rows of every class in the table that `load` reads from the file `source`, sorted."""
+    ordered = _ordered(classes)
+
+    def open_table() -> Callable[[int], SourceImage]:
+        table = load()
+        rows = [row for rows in ordered.values() for row in rows]
+        if rows and not 0 <= min(rows) <= max(rows) < len(table):
+            raise DamagedArchiveError(
+                f"{source} has {len(table)} images, but refers to rows {min(rows)} to {max(rows)}"
+            )
+        return lambda row: SourceImage(table[row], f"{source}, image {row}")
+
+    return ClassSplit(ordered, open_table, source)
+
+
+def split_of_arrays(images: np.ndarray, labels: Any, names: list[str], source: Path) -> ClassSplit:
+    """A split from images uint8 [n, h, w, c] and labels [n], counted from 0, in memory."""
+    labels = np.array(column(labels, int, f"{source}: labels"), np.int64)
+    if len(labels) != len(images):
+        raise DamagedArchiveError(f"{source}: {len(images)} images, but {labels.size} labels")
+    if len({*names}) < len(names):
+        raise DamagedArchiveError(f"{source}: two of the classes have one name")
+    if labels.size and not labels.max() < len(names):
+        raise DamagedArchiveError(f"{source}: a label is not one of the {len(names)} classes")
+    return ClassSplit(
+        {name: np.flatnonzero(labels == label).tolist() for label, name in enumerate(names)},
+        lambda: lambda row: SourceImage(images[row], f"{source}, image {row}"),
+        source,
+    )
+
+
+def split_of_pickle(path: Path, prefix: str) -> ClassSplit:
+    """A split from a pickle with `data` uint8 [n, h, w, 3] and `labels` [n].
+
+    `prefix` precedes the number of a class that the pickle's `catname2label` does not name: several
+    files may each count their classes from zero.
+    """
+
+    def load() -> dict[str, Any]:
+        return entries(load_pickle(path), path, "data", "labels")
+
+    content = load()
+    named = entries(content.get("catname2label", {}), path)
+    numbers = column([*named.values()], int, f"{path}: catname2label")
+    names = dict(zip(numbers, column([*named], str, f"{path}: catname2label"), strict=True))
+    labels = column(content["labels"], int, f"{path}: labels")
+    if len(labels) != len(pixels(content["data"], path)):
+        raise DamagedArchiveError(f"{path}: data and labels differ in length")
+    classes: dict[str, list[int]] = {}
+    for row, label in enumerate(labels):
+        classes.setdefault(names.get(label, f"{prefix} {label:03}"), []).append(row)
+    return split_of_rows(classes, lambda: pixels(load()["data"], path), path)
