@@ -205,7 +205,7 @@ def mean_over(
     return value if axis_name is None else lax.pmean(value, axis_name)
 
 
-def max_over(value: Float[Array, " *shape"], axis_name: AxisName | None) -> Float[Array, " *shape"]:
+def max_over(value: Real[Array, " *shape"], axis_name: AxisName | None) -> Real[Array, " *shape"]:
     """Returns the maximum over devices. It has no gradient."""
     value = lax.stop_gradient(value)
     return value if axis_name is None else lax.pmax(value, axis_name)
