@@ -1,4 +1,4 @@
-"""The linear classifier of several protocols, and its classes spread over devices."""
+"""The linear classifier of several protocols, and losses whose work devices divide."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 import jaxloss
-from experiments.contracts import BATCH_AXIS, CLASS_AXIS, Loss, Objective, Problem
+from experiments.contracts import BATCH_AXIS, Loss, Objective, Problem
 
 
 def init_linear_head(problem: Problem, key: Array, *, scale: float = 1.0) -> dict[str, Array]:
@@ -70,4 +70,4 @@ def over_devices(loss: Callable[..., Array], problem: Problem) -> Callable[..., 
     """The loss of the whole batch, whose work the devices divide, also in a sharded jit."""
     if problem.mesh is None:
         return partial(loss, axis_name=problem.axis_name)
-    return jaxloss.sharded_loss(loss, problem.mesh, (BATCH_AXIS, CLASS_AXIS))
+    return jaxloss.sharded_loss(loss, problem.mesh, BATCH_AXIS)

@@ -365,7 +365,7 @@ def test_devices_share_the_references_and_keep_the_same_queue():
     single = few_shot.objective(QUEUED, QUEUE_PROBLEM)
     head, state = single.init_head(jax.random.key(0)), single.init_state()
     several = few_shot.objective(QUEUED, QUEUE_PROBLEM._replace(axis_name="batch"))
-    mesh = device_mesh("jit", "", jax.devices()[:4])
+    mesh = device_mesh(jax.devices()[:4])
     on_mesh = jax.jit(few_shot.objective(QUEUED, QUEUE_PROBLEM._replace(mesh=mesh)).loss)
     states = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), state)
     step = jax.pmap(several.loss, axis_name="batch", in_axes=(0, 0, None, 0))
