@@ -96,12 +96,11 @@ def _with_data(config: TrainConfig) -> TrainConfig:
 def _check_options(config: TrainConfig, protocol: Protocol, num_devices: int | None) -> None:
     """Checks what needs no network. Arguments as in `plan_run`."""
     data, sampling, model = config.data, config.sampling, config.model
-    for name, value in {"mixup": data.mixup, "cutmix": data.cutmix}.items():
-        if value and protocol.compares_samples:
-            raise ConfigError(
-                f"data.{name} = {value} needs a loss of single samples, and {config.loss.name} "
-                f"compares samples with each other; set data.{name} = 0"
-            )
+    if data.mixup and protocol.compares_samples:
+        raise ConfigError(
+            f"data.mixup = {data.mixup} needs a loss of single samples, and {config.loss.name} "
+            "compares samples with each other; set data.mixup = 0"
+        )
     learning_rate(config.optimizer, config.steps)  # Raises if the schedule does not fit.
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
     if batch_size > MOST:

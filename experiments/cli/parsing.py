@@ -19,7 +19,10 @@ from experiments.presets import REMOVED
 PROG = "python -m experiments"
 _REMOVED = {
     "mesh": "the batch is spread over all devices; to spread classes, use the library as in "
-    "docs/recipes/million_classes.md"
+    "docs/recipes/million_classes.md",
+    "data.cutmix": "use --data.mixup",
+    "data.trivial-augment": "use --data.crop-scale and --data.color-jitter",
+    "data.erasing": "use --data.crop-scale and --data.color-jitter",
 }
 """Options of earlier versions, and what to do in place of them."""
 

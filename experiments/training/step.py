@@ -156,9 +156,9 @@ def build_step(
         augment_keys, model_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
         images, labels = augment(batch.images, augment_keys, data), batch.labels
         mixed = None
-        if data.mixup or data.cutmix:
+        if data.mixup:
             whole = jax.random.fold_in(jax.random.fold_in(key, state.step), _WHOLE_BATCH)
-            mixed = mix_batch(images, labels, whole, data, axis_name=axis_name)
+            mixed = mix_batch(images, labels, whole, data.mixup, axis_name=axis_name)
             images, labels = mixed.images, mixed.labels
 
         def loss_of(params):

@@ -408,6 +408,7 @@ def test_a_closed_pipe_is_no_traceback():
         ("train icons-names", "no preset icons-names; train two towers with the library, as in"),
         ("sweep icons-instances", "no preset icons-instances; spread a million classes over"),
         ("train icons --mesh 2x2", "no option --mesh; the batch is spread over all devices; to"),
+        ("train icons --data.cutmix 1", "no option --data.cutmix; use --data.mixup"),
         ("train icons --learning-rate 1", "did you mean --optimizer.learning-rate"),
         (
             "train icons --qqqq=1",
