@@ -339,9 +339,9 @@ def mix_batch(
     Sample i of the global batch has the partner n − 1 − i, whatever the number of devices; it is
     random if the order of the batch is. The whole batch has one share λ ~ Beta(β, β), as in the
     paper's code: it depends on `key`, the same on all devices, alone. The larger of λ and 1 − λ is
-    that of the sample itself. The loss of a mixed batch is λ·ℓ(x, y) + (1 − λ)·ℓ(x, y'), where y' is
-    the label of the partner. Images are floats [n, h, w, c], after all other augmentations; labels
-    are [n] or [n, C].
+    that of the sample itself. The loss of a mixed batch is λ·ℓ(x, y) + (1 − λ)·ℓ(x, y'), where y'
+    is the label of the partner. Images are floats [n, h, w, c], after all other augmentations;
+    labels are [n] or [n, C].
     """
     others, other_labels = _opposite(images, axis_name), _opposite(labels, axis_name)
     # The distribution is symmetric.
