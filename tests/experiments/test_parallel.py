@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from typing import Any
 
 import chex
 import jax
@@ -23,6 +24,7 @@ from experiments.presets import PRESETS
 from experiments.runs import train_run
 from experiments.topologies import tpu_devices
 from experiments.training.parallel import data_parallel
+from experiments.training.step import Batch
 from tests.experiments.tiny_runs import TINY, final_state, metrics_without_clock
 from tests.tolerances import FLOAT32
 
@@ -42,9 +44,11 @@ def test_a_run_by_pmap_goes_on_by_jit_and_ends_as_one_by_jit(tmp_path, folders):
 
 
 def test_the_step_of_jit_has_a_share_of_the_batch_and_the_whole_state():
-    run = data_parallel("jit", lambda state, batch: (state + batch.sum(), batch * 2))
-    rows = np.arange(24, dtype=np.float32).reshape(8, 3)
-    state, batch = run.replicate(np.float32(1)), run.split(rows)
+    def add(state: Any, batch: Any) -> Any:
+        return state + batch.sum(), batch * 2
+
+    run, rows = data_parallel("jit", add), np.arange(24, dtype=np.float32).reshape(8, 3)
+    state, batch = run.replicate(np.float32(1)), run.split(Batch(rows, ())).images
     assert [shard.data.shape for shard in batch.addressable_shards] == [(2, 3)] * 4
     assert state.sharding.is_fully_replicated
     state, doubled = run.step(state, batch)
