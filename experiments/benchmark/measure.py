@@ -111,7 +111,8 @@ def measure(
     """Times the forms that agree with `jaxloss` in turns, A B C A B C ..., about 5 ms each.
 
     For each form it returns the median, the interquartile range and the fastest of its calls in
-    milliseconds, and `ratio`: the time of jaxloss over that of the form, of the fastest calls.
+    milliseconds, and `ratio`: the time of jaxloss over that of the form, of the fastest calls; NaN
+    where jaxloss has none.
     Threads that wait for one another, as OpenMP's do in PyTorch, lose far more than XLA's when
     another process takes a core for a while; the medians of a busy machine would flatter JAX. For a
     form that cannot be prepared or run, or differs by more than `tolerance`, only `failure`. The
@@ -141,8 +142,9 @@ def measure(
                 del runs[name]
                 rows[name] = {"failure": f"differs by {difference:.1g}"}
         result = None  # Before the next form needs the memory.
+    expected = None
     samples = take_turns(runs, attempt)
-    fastest = min(samples.get(OURS, [np.nan]))
+    fastest = min(samples.get(OURS) or [np.nan])
     for name in runs:
         low, median, high = 1e3 * np.percentile(samples[name], [25, 50, 75])
         rows[name] = {

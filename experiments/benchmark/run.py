@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import platform
 import time
@@ -95,6 +96,8 @@ def run_benchmark(
     ]
     rows: list[Row] = []
     started, text = time.perf_counter(), ""
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
     for problem in problems:
         if time.perf_counter() - started > seconds:
             break
@@ -193,7 +196,8 @@ def time_table(rows: Sequence[Row]) -> list[str]:
     """A Markdown table: the time of `jaxloss`, and the ratios of the other forms."""
     cells: list[dict[str, str | None]] = []
     for problem, forms, memory in rows:
-        ratios = [forms[n]["ratio"] for n in (*TORCH, _PML) if "ratio" in forms.get(n, {})]
+        found = [forms.get(name, {}).get("ratio", math.nan) for name in (*TORCH, _PML)]
+        ratios = [ratio for ratio in found if not math.isnan(ratio)]
         ours = forms[OURS]
         times = [digits(ours.get(key)) for key in ("median_ms", "spread_ms")]
         cells.append(
@@ -207,8 +211,10 @@ def time_table(rows: Sequence[Row]) -> list[str]:
     return table(columns, [[row[name] for name in columns] for row in cells])
 
 
-def _ratio(form: dict[str, Any]) -> str:
-    return form.get("failure") or f"{form['ratio']:.{2 if form['ratio'] < 10 else 0}f}"
+def _ratio(form: dict[str, Any]) -> str | None:
+    if "failure" in form or math.isnan(form["ratio"]):
+        return form.get("failure")
+    return f"{form['ratio']:.{2 if form['ratio'] < 10 else 0}f}"
 
 
 def _megabytes(memory: dict[str, float], name: str) -> str | None:

@@ -46,7 +46,6 @@ class Benchmark:
             if find_spec(package) is None:
                 raise ConfigError(f'no {package}; run pip install -e ".[benchmark]"')
         problems, path = problems_of(self.names, self.size), self.out / "benchmark.md"
-        self.out.mkdir(parents=True, exist_ok=True)
         typed = shlex.join(command)
         text = run_benchmark(problems, command=typed, output=path, allow_load=self.allow_load)
         print(f"\n{text}\nwrote {path}")

@@ -122,6 +122,7 @@ def test_a_form_that_differs_or_fails_is_not_timed_and_costs_the_others_nothing(
     assert row.forms["jaxloss"]["failure"].endswith("no compiler")
     assert row.forms.keys() == {"jaxloss", "optax", "floor"}
     assert "no compiler" in "".join(time_table([row]))
+    assert "nan" not in "".join(time_table([row]))
 
 
 def test_the_rows_of_a_group():
@@ -137,6 +138,7 @@ def test_a_busy_machine_and_an_unknown_loss_are_refused(monkeypatch, capsys, tmp
     monkeypatch.setattr(run, "cores_of_others", lambda: 0.5)
     assert main(["benchmark", "softmax"]) == 2
     assert "other programs use 0.5 of" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
     assert main(["benchmark", "nca", "lifted"]) == 2
     assert "unknown loss 'lifted'" in capsys.readouterr().err
 
