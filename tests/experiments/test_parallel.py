@@ -61,6 +61,7 @@ PROGRAM = """\
   %done = f32[32]{0} collective-permute-done(%permuted)
   %sum = f32[100]{0} all-reduce(%p0), replica_groups={{0,1}}
   %sums = (f32[10]{0}, bf16[20]{0}) all-reduce(%a, %b), replica_groups={{0,1}}
+  %begun = (f32[10]{0}, f32[20]{0}) all-reduce-start(%a, %b), replica_groups={{0,1}}
   %all = f32[4,640]{1,0:T(8,128)} all-gather(%p0), metadata={op_name="jit(step)/all_gather"}
   %flags = pred[300]{0} all-to-all(%p0)
   ROOT %out = f32[] constant(0)
@@ -70,7 +71,7 @@ PROGRAM = """\
 def test_transfers_of_a_program():
     assert transfers(PROGRAM) == {
         "all-gather": [4 * 640 * 4],
-        "all-reduce": [400, 40 + 40],
+        "all-reduce": [400, 40 + 40, 40 + 80],
         "all-to-all": [300],
         "collective-permute": [32 * 4],
     }
