@@ -36,7 +36,6 @@ from experiments.training.loop import Parts
 from experiments.training.run_directory import Validation
 from experiments.training.step import (
     Batch,
-    Build,
     TrainState,
     build_optimizer,
     build_outputs,
@@ -97,12 +96,11 @@ def _with_data(config: TrainConfig) -> TrainConfig:
 def _check_options(config: TrainConfig, protocol: Protocol, num_devices: int | None) -> None:
     """Checks what needs no network. Arguments as in `plan_run`."""
     data, sampling, model = config.data, config.sampling, config.model
-    for name, value in {"mixup": data.mixup, "cutmix": data.cutmix}.items():
-        if value and protocol.compares_samples:
-            raise ConfigError(
-                f"data.{name} = {value} needs a loss of single samples, and {config.loss.name} "
-                f"compares samples with each other; set data.{name} = 0"
-            )
+    if data.mixup and protocol.compares_samples:
+        raise ConfigError(
+            f"data.mixup = {data.mixup} needs a loss of single samples, and {config.loss.name} "
+            "compares samples with each other; set data.mixup = 0"
+        )
     learning_rate(config.optimizer, config.steps)  # Raises if the schedule does not fit.
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
     if batch_size > MOST:
@@ -196,27 +194,16 @@ def build_learner(
     )
     objective = plan.protocol.objective(problem)
     optimizer = build_optimizer(config.optimizer, config.steps)
-    build: Build | None = None
-    if mesh is not None and parallel.spreads_classes(mesh):
-        if not objective.class_axes:
-            raise ConfigError(
-                f"protocol {config.protocol} with loss.name = {config.loss.name} needs the whole "
-                f"classifier on every device; choose --mesh {mesh.size}x1, or the preset "
-                "icons-instances"
-            )
-        build = parallel.spread_over(mesh, objective.class_axes, abstract=abstract)
-    elif abstract:
-        build = jax.eval_shape
-    graphdef, state = initial_state(model, objective, optimizer, seed=config.seed, build=build)
+    graphdef, state = initial_state(
+        model, objective, optimizer, seed=config.seed, abstract=abstract
+    )
     return graphdef, objective, optimizer, state
 
 
-def assemble(
-    plan: Plan, folders: Folders, *, mode: ParallelMode = "pmap", mesh_shape: str = ""
-) -> Parts:
-    """Builds what the training loop runs, spread over devices as in `parallel.device_mesh`."""
+def assemble(plan: Plan, folders: Folders, *, mode: ParallelMode = "pmap") -> Parts:
+    """Builds what the training loop runs, spread over all devices."""
     config, protocol, sampling = plan.config, plan.protocol, plan.config.sampling
-    mesh = parallel.device_mesh(mode, mesh_shape) if mode == "jit" or mesh_shape else None
+    mesh = parallel.device_mesh() if mode == "jit" else None
     axis_name = parallel.axis_name(mode)
     if is_first():  # Before the checks of the data, which it may explain.
         for line in lookup(config.data.name).remarks:
@@ -233,8 +220,8 @@ def assemble(
     classes = hashlib.sha256(names.encode()).hexdigest()[:24]
     origins: list[str] = []
     if config.model.weights:
-        path, count = storage_path(config.model.weights), len(training_counts)
-        state, origins = load_weights(path, state, own, classes, config.data.name, count)
+        path = storage_path(config.model.weights)
+        state, origins = load_weights(path, state, own, classes, config.data.name)
         if line := _test_images_seen(plan):
             origins += [] if line in origins else [line]
             if is_first():
@@ -265,7 +252,7 @@ def assemble(
 
     return Parts(
         initial=state,
-        parallel=parallel.data_parallel(mode, train_step, state, mesh),
+        parallel=parallel.data_parallel(mode, train_step, mesh),
         read=read,
         ahead=isinstance(images.images, RecordImages),
         images_per_step=batch_size,

@@ -16,7 +16,6 @@ from experiments.config import ParallelMode, TrainConfig
 from experiments.contracts import Photographs
 from experiments.data.sampling import batch_size_of
 from experiments.datasets import lookup
-from experiments.errors import ConfigError
 from experiments.reporting.markdown import table
 from experiments.training import parallel
 from experiments.training.step import Batch, build_step
@@ -54,22 +53,16 @@ def compile_step(
     devices: Sequence[Any],
     *,
     mode: ParallelMode = "pmap",
-    mesh_shape: str = "",
     classes: int = 0,
 ) -> CompiledStep:
     """Compiles the training step of a run for devices such as `tpu_devices(...)`; reads no data.
 
-    The mode and the shape of the mesh are as in `train_run`; classes are by default those of the
-    data set. A `JaxRuntimeError` of RESOURCE_EXHAUSTED says that memory is too small.
+    The mode is as in `train_run`; classes are by default those of the data set. A
+    `JaxRuntimeError` of RESOURCE_EXHAUSTED says that memory is too small.
     """
     plan = plan_run(config, num_devices=len(devices))
     axis_name = parallel.axis_name(mode)
-    mesh = parallel.device_mesh(mode, mesh_shape, devices)
-    if not classes and plan.protocol.classes_are_images:
-        raise ConfigError(
-            f"every training image is a class of protocol {config.protocol}, and no data is read "
-            "here; give their number, such as --classes 1000000"
-        )
+    mesh = parallel.device_mesh(devices)
     classes = classes or num_classes(plan)
     # The compiled step depends neither on the images of a class nor on the epochs.
     graphdef, objective, optimizer, state = build_learner(

@@ -73,14 +73,8 @@ class DataConfig:
     """Standard deviation of PCA colour noise with ImageNet's components."""
     mixup: Weight = 0.0
     """β of mixup, which draws its weights from Beta(β, β); 0: no mixup."""
-    cutmix: Weight = 0.0
-    """β of CutMix; 0: no CutMix. With mixup, each batch has one of the two at random."""
     mixed_labels: Literal["both", "larger"] = "both"
-    """Labels of mixup and CutMix in the loss: both with their shares, or the larger share's."""
-    trivial_augment: bool = False
-    """Apply one random operation of TrivialAugment (wide) to each image."""
-    erasing: Share = 0.0
-    """Probability that random erasing sets a box of an image to zero."""
+    """Labels of mixup in the loss: both with their shares, or the larger share's."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,8 +17,6 @@ if TYPE_CHECKING:  # Loading data imports this module, but not JAX.
 
 BATCH_AXIS = "batch"
 """Name of the devices' axis that the batch is spread over."""
-CLASS_AXIS = "classes"
-"""Name of the axis of a mesh that the classes of a head are spread over."""
 
 
 ImageTable: TypeAlias = Any
@@ -127,8 +124,7 @@ class Problem(NamedTuple):
     axis_name: str | None = None
     """The mapped axis over which the batch is spread, or None."""
     mesh: Mesh | None = None
-    """The devices of a sharded jit. Features are spread over both axes, `BATCH_AXIS` and
-    `CLASS_AXIS`; the classes of the head, filled up with zeros, over the second."""
+    """The devices of a sharded jit, whose axis `BATCH_AXIS` the features are spread over."""
     num_epochs: int = 0
     """Epochs that end within the run."""
     seed: int = 0
@@ -159,9 +155,6 @@ class Objective(NamedTuple):
     """The first objective state: what the run keeps beside its parameters. Part of checkpoints."""
     after_epoch: Callable[[Any], tuple[Any, dict[str, Array]]] | None = None
     """From the objective state after an epoch: the new one, and numbers for the metrics log."""
-    class_axes: Mapping[str, int] = MappingProxyType({})
-    """For every array of the head that has the classes along an axis, this axis, if the loss can be
-    computed with `Problem.mesh`. Empty: every device needs the whole head."""
     classifier_state: tuple[str, ...] | None = ()
     """Entries of the objective state that belong to the classifier, as the head does; None: the
     loss trains no classifier."""
@@ -235,8 +228,6 @@ class Protocol(NamedTuple):
     """Numbers for the metrics log beside those of `validate`, from the same outputs."""
     pair_metrics: PairMetrics | None = None
     """In a grid with a baseline, a run has these metrics, too."""
-    classes_are_images: bool = False
-    """Whether every training image is a class, so that the data alone has their number."""
     absent: Callable[[str, Iterable[str]], str] = lambda split, available: (
         f"no images are held out for {split}; set data.holdout"
     )

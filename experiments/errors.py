@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
+from types import MappingProxyType
 
 STANDARD_OUTPUT = "standard output"
 
@@ -29,13 +30,21 @@ class DivergedError(ExperimentError):
 
 
 def unknown(
-    what: str, name: str, known: Iterable[str], others: str = "", prefix: str = ""
+    what: str,
+    name: str,
+    known: Iterable[str],
+    others: str = "",
+    prefix: str = "",
+    removed: Mapping[str, str] = MappingProxyType({}),
 ) -> ConfigError:
     """The error for a name that does not exist, with the nearest ones that do.
 
     Without a near one, it has `others`, how to list them; by default, it lists all `known`. The
-    message has `prefix` before every name.
+    message has `prefix` before every name. For a name of an earlier version, `removed` says what to
+    do in place of it.
     """
+    if name in removed:
+        return ConfigError(f"this version has no {what} {prefix}{name}; {removed[name]}")
     known = list(known)
     all_known = ", ".join(prefix + other for other in known)
     hint = nearest(name, known, prefix) or others or f"available: {all_known}"

@@ -54,7 +54,6 @@ def train_run(
     folders: Folders,
     *,
     mode: ParallelMode = "pmap",
-    mesh_shape: str = "",
     stuck_after: float = 0,
 ) -> float:
     """Trains a run to its end, from its newest checkpoint; returns the seconds of all calls.
@@ -64,7 +63,7 @@ def train_run(
     Arguments and errors are those of `assemble`, `claim_run_directory` and `loop.train`.
     """
     config = plan.config
-    parts = assemble(plan, folders, mode=mode, mesh_shape=mesh_shape)
+    parts = assemble(plan, folders, mode=mode)
     values = config_to_dict(config)
     fixed = config.fixed_steps()
     if is_first():
@@ -113,7 +112,7 @@ def train(
       directory: Run directory, which `load_run` reads.
       folders: Where the data is.
       command: What the report names as its origin. Default: this call.
-      how: `mode`, `mesh_shape` and `stuck_after`, as `complete_run` takes them.
+      how: `mode` and `stuck_after`, as `complete_run` takes them.
 
     Returns:
       The report, as `evaluate` gives it. If the run diverged, it has no metrics, and states under
@@ -135,7 +134,6 @@ def complete_run(
     *,
     command: str,
     mode: ParallelMode = "pmap",
-    mesh_shape: str = "",
     stuck_after: float = 0,
 ) -> dict[str, Any]:
     """Trains one run to its end, evaluates it, writes its report, and returns it.
@@ -151,7 +149,6 @@ def complete_run(
     common = {
         **flatten_dict(values, sep="."),
         "parallel": mode,
-        "mesh": mesh_shape,
         "local devices": f"{jax.local_device_count()} {jax.local_devices()[0].device_kind}",
         **{f"version of {name}": metadata.version(name) for name in packages},
         **{f"jaxloss {key}": value for key, value in code_version().items()},
@@ -165,9 +162,7 @@ def complete_run(
         if path.exists() and (report := read_report(path, partial(report_text, protocol))):
             return report
     try:
-        seconds = train_run(
-            plan, directory, folders, mode=mode, mesh_shape=mesh_shape, stuck_after=stuck_after
-        )
+        seconds = train_run(plan, directory, folders, mode=mode, stuck_after=stuck_after)
         report = evaluate(load_run(directory), folders=folders) | {"seconds": seconds}
         if config.report_last:
             report = _with_last(report, directory, folders)

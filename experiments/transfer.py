@@ -36,7 +36,7 @@ _METRICS = {
     "class_mean_accuracy": Metric("class mean accuracy"),
     "best_test_accuracy": Metric("accuracy, λ chosen on test images"),
 }
-"""What a table of runs shows, by the field of a `LinearResult`."""
+"""What a table of runs shows, by the entry of `evaluate_linear`."""
 
 _REPORT = {
     "run": {"version": str, "commit": str | None},
@@ -57,7 +57,7 @@ def evaluate_run_linear(
     Images are normalised as in training and not augmented. They are resized and cropped where their
     size differs from that of training. A data set without a test split is split within its classes;
     the penalty is chosen on the fraction `holdout` of each class's training images. `stored_size`
-    has the shorter side of photographs stored whole, and `result` the fields of a `LinearResult`.
+    has the shorter side of photographs stored whole, and `result` what `evaluate_linear` returns.
     """
     if not 0 < data.holdout < 1:
         raise ConfigError(f"holdout must be above 0 and below 1, got {data.holdout}")
@@ -85,8 +85,8 @@ def evaluate_run_linear(
         "holdout": data.holdout,
         "seen_in_training": seen_in_training(config, data.name, data.class_split),
         "notes": [*data_notes(data.name), *run.notes],
-        "result": result._asdict(),
-        "metrics": [metric.measured(getattr(result, name)) for name, metric in _METRICS.items()],
+        "result": result,
+        "metrics": [metric.measured(result[name]) for name, metric in _METRICS.items()],
     }
 
 

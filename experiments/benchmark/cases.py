@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,8 @@ from jaxloss.core.backend import platform
 
 Dtype = Literal["bfloat16", "float32", "mixed"]
 """Of all float arrays; `mixed` is bfloat16 features and float32 weights."""
-SizeName = Literal["paper", "large", "own"]
+Group = Literal["paper", "large", "own", "accelerator", "all"]
+"""Of rows: `all` are the first three."""
 
 GROUPS = 4
 MARGIN, SCALE = -0.3, 30.0
@@ -40,7 +41,6 @@ class Floor(NamedTuple):
 
     run: Callable[..., object]  # Takes the arrays of the loss.
     text: str
-    operations: Callable[[int, int, int], int] | None = None  # Of its products, by n, d and C.
 
 
 @dataclass(frozen=True)
@@ -70,29 +70,36 @@ class Case:
         varied = ("logits", "features", "view", "own_keys", "weights", "bias")
         return tuple(i for i, name in enumerate(self.arrays) if name in varied)
 
-    def sizes(self, name: SizeName) -> tuple[Size, ...]:
+    def sizes(self, name: Literal["paper", "large", "own"]) -> tuple[Size, ...]:
         """The sizes of that name; `large` is ten times `paper`."""
         large = self.paper._replace(**{self.grows: 10 * getattr(self.paper, self.grows)})
         return {"paper": (self.paper,), "large": (large,), "own": self.own}[name]
 
-    def make_arrays(
-        self, size: Size, dtype: Dtype = "float32", *, clustered: bool = False, seed: int = 0
-    ) -> list[Array]:
-        """Random arrays of that size, drawn on the device: int32, or floats of that dtype.
-
-        Clustered features have a mean of 10 and a spread of 0.1.
-        """
+    def make_arrays(self, size: Size, dtype: Dtype = "float32", *, seed: int = 0) -> list[Array]:
+        """Random arrays of that size, drawn on the device: int32, or floats of that dtype."""
         arrays = []
         keys = jax.random.split(jax.random.key(seed), len(self.arrays))
         for name, key in zip(self.arrays, keys, strict=True):
             array = _DRAWS[name](key, size)
-            if clustered and name in ("features", "view"):
-                array = 10 + 0.1 * (array - _MEAN)
             of_layer = name in ("weights", "bias")
             floats = dtype if dtype != "mixed" else "float32" if of_layer else "bfloat16"
             is_float = jnp.issubdtype(array.dtype, jnp.floating)
             arrays.append(array.astype(floats if is_float else "int32"))
         return arrays
+
+
+class Problem(NamedTuple):
+    """A row: a loss, its size and the dtype of its arrays."""
+
+    case: Case
+    size: Size
+    dtype: Dtype
+    group: Group
+
+    def cells(self) -> list[str]:
+        """The name, the size and the dtype, as tables have them."""
+        numbers = self.size if "labels" in self.case.arrays or not self.size.d else self.size[:2]
+        return [self.case.name, " × ".join(f"{n:,}" for n in numbers if n), self.dtype]
 
 
 def _labels(key: Array, size: Size) -> Array:
@@ -125,8 +132,8 @@ def _normal(key: Array, *shape: int, mean: float = 0.0, spread: float = 1.0) -> 
 NUM_REFERENCES = 65_536
 OWN_KEYS = 4  # Mined negatives of each query.
 BASE_CLASSES = 64
-_MEAN = 0.2  # Of features, which are not centred, as behind a ReLU; all norms are about √d.
-_rows = partial(_normal, mean=_MEAN)
+# Features are not centred, as behind a ReLU; all norms are about √d.
+_rows = partial(_normal, mean=0.2)
 _DRAWS: dict[str, Callable[[Array, Size], Array]] = {
     "logits": lambda key, size: _normal(key, size.n, size.C, spread=2.0),
     "labels": _labels,
@@ -222,14 +229,13 @@ ONE_EXPONENTIAL = Floor(  # Which costs more than the memory.
     lambda logits, *_: jnp.exp(-jnp.abs(logits)),
     "one pass that takes an exponential of every logit",
 )
-LINEAR = Floor(_linear, "3 products n·d·C", lambda n, d, C: 6 * n * d * C)
+LINEAR = Floor(_linear, "3 products n·d·C")
 CLASS_MEANS = LINEAR._replace(run=lambda x, y: _linear(x, y, x[:BASE_CLASSES].T))
-PAIRS = Floor(_pairs, "2 products n·n·d", lambda n, d, _: 4 * n * n * d)
+PAIRS = Floor(_pairs, "2 products n·n·d")
 REFERENCES = Floor(_references, "2 products n·m·d for m references")
 TWO_SIDES = Floor(
     lambda queries, keys, *_: products(queries, keys.T, of_columns=True),
     "3 products n·n·d",
-    lambda n, d, _: 6 * n * n * d,
 )
 COVARIANCES = Floor(
     lambda *views: [products(view.T, view, of_columns=False) for view in views],
@@ -243,7 +249,7 @@ DIRECT_SUM = Floor(_direct_sum, "6 products n·d·C, 2 of n·n·d, one of C·C·
 SPECTRAL_SUM = Floor(
     _spectral_sum, "3 products n·d·C, 2 of n·n·d, 4 of n·d·d; not the singular vectors"
 )
-GROUP = Floor(_groups, "3 products G·n·d·C", lambda n, d, C: 6 * GROUPS * n * d * C)
+GROUP = Floor(_groups, "3 products G·n·d·C")
 
 
 def _at_temperature_d(loss: Callable[..., Array], **options) -> Callable[..., Array]:
@@ -439,13 +445,54 @@ CASES: tuple[Case, ...] = (
 )
 BY_NAME = {case.name: case for case in CASES}
 
-_Named = TypeVar("_Named", bound=Any)
+_PAIRS: Sequence[str] = "nca", "supervised_contrastive", "info_nce", "sigmoid_contrastive"
+_LAYERS: Sequence[str] = "classifier", "arcface"
+_OTHERS = {
+    "multi_similarity": Size(8_192, 512, 1_024),
+    "prototypical": Size(8_192, 512, 64),
+    "proxy_anchor": Size(4_096, 512, 10_000),
+    "proxy_nca": Size(4_096, 512, 10_000),
+    "group_softmax": Size(4_096, 512, 1_000),
+}
 
 
-def chosen(names: Sequence[str], of: Sequence[_Named]) -> list[_Named]:
-    """The cases or rows with these names, or all; raises a `ConfigError` for an unknown name."""
-    known = list(dict.fromkeys(each.name for each in of))
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"unknown loss {name!r}; choose from {', '.join(known)}")
-    return [each for each in of if each.name in (names or known)]
+def _of_accelerator(dtype: Dtype, sizes: dict[str, Size]) -> list[Problem]:
+    return [Problem(BY_NAME[name], size, dtype, "accelerator") for name, size in sizes.items()]
+
+
+def _important(place: int, dtype: Dtype) -> list[Problem]:
+    """The losses that most use, at a small, a medium or a large size."""
+    n, m, C = [(512, 512, 10_000), (8_192, 4_096, 100_000), (32_768, 1_024, 1_000_000)][place]
+    sizes = dict.fromkeys(_PAIRS, Size(n, 512, n // 8)) | dict.fromkeys(_LAYERS, Size(m, 512, C))
+    return _of_accelerator(dtype, sizes)
+
+
+ACCELERATOR: tuple[Problem, ...] = (  # The most important ones first.
+    *(problem for place in (1, 0, 2) for problem in _important(place, "bfloat16")),
+    *(problem for place in (1, 0) for problem in _important(place, "float32")),
+    *_of_accelerator("bfloat16", _OTHERS),
+    *_of_accelerator("mixed", {"classifier": Size(4_096, 512, 100_000)}),
+    *_important(2, "float32"),
+    *_of_accelerator("float32", _OTHERS),
+)
+
+
+def problems_of(names: Sequence[str], group: Group, dtype: Dtype | None = None) -> list[Problem]:
+    """The rows of a group, or those with the names and the dtype among them.
+
+    Raises a `ConfigError` for a name of no row.
+    """
+    if group == "accelerator":
+        rows = list(ACCELERATOR)
+    else:
+        groups: Any = ("paper", "large", "own") if group == "all" else (group,)
+        rows = [
+            Problem(case, size, "float32", each)
+            for each in groups
+            for case in CASES
+            for size in case.sizes(each)
+        ]
+    known = list(dict.fromkeys(row.case.name for row in rows))
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"unknown loss {unknown[0]!r}; choose from {', '.join(known)}")
+    return [row for row in rows if row.case.name in (names or known) and dtype in (None, row.dtype)]

@@ -11,11 +11,11 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 
-from experiments.benchmark.accelerator import Problem, parse
+from experiments.benchmark.cases import Dtype, Problem, problems_of
 from experiments.benchmark.measure import jax_program, table
 from experiments.errors import ConfigError
 from experiments.topologies import tpu_devices
@@ -96,7 +96,7 @@ def operations(program: str) -> list[Operation]:
 
 def compiled_text(problem: Problem, device: Any, *, bare: bool = False) -> str:
     """The program of value and gradients, or of the bare products, for a device of a topology."""
-    case, size, dtype = problem
+    case, size, dtype, _ = problem
     place = jax.sharding.SingleDeviceSharding(device)
     arrays = [
         jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place)
@@ -111,12 +111,15 @@ def compiled_text(problem: Problem, device: Any, *, bare: bool = False) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compiles the losses one by one, prints a table."""
     parser = argparse.ArgumentParser("python -m experiments.benchmark.cycles", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of losses; default: all")
+    parser.add_argument("--dtype", default="bfloat16", choices=get_args(Dtype), help="its rows")
     parser.add_argument("--topology", default="v5e:2x2", help="of which one chip is used")
     parser.add_argument(
         "--operations", type=int, default=0, help="so many of the longest are listed below"
     )
-    options, problems = parse(parser, arguments, "bfloat16")
+    options = parser.parse_args(arguments)
     try:
+        problems = problems_of(options.names, "accelerator", options.dtype)
         device = tpu_devices(options.topology)[0]
     except ConfigError as error:
         parser.error(str(error))
@@ -124,13 +127,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for problem in problems:
         if not 4_096 <= problem.size.n <= 8_192:
             continue
-        print(problem.name, file=sys.stderr, flush=True)
+        print(problem.case.name, file=sys.stderr, flush=True)
         found = operations(compiled_text(problem, device))
         bare = operations(compiled_text(problem, device, bare=True))
         sums = total(found), total(it for it in found if it.is_product), total(bare)
         million = [f"{cycles / 1e6:.2f}" for cycles in sums]
         rows.append([*problem.cells(), *million, f"{sums[0] / sums[2]:.1f}"])
-        listed += ["", f"{problem.name}:", ""]
+        listed += ["", f"{problem.case.name}:", ""]
         for it in sorted(found, key=lambda it: -it.total)[: options.operations]:
             times = f"{it.total / 1e6:.3f} = {it.trips} × {it.cycles:,}"
             listed.append(f"- {times}: {it.shape} {it.of}")

@@ -1,32 +1,30 @@
-"""Time and memory of several forms of one computation, in one process and on the same arrays."""
+"""The time of several forms of one computation, in one process and on the same arrays."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import version
-from importlib.util import find_spec
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax import Array
 
-import jaxloss
-
 Run: TypeAlias = Callable[..., Any]
 """Computes something as many times as its argument, by default once, and waits for the last."""
 
-TURNS = 100  # Of every form.
-_FEWEST_TURNS, _MOST_CALLS = 3, 50
-_TURN = 0.005  # Seconds.
+OURS, FLOOR = "jaxloss", "floor"
 EAGER, COMPILED = "PyTorch eager", "torch.compile"
 TORCH = {EAGER: False, COMPILED: True}
 """Forms in PyTorch, and whether they are compiled."""
-_SECONDS = 8.0  # Of all turns of all forms, after the third turn.
+TURNS = 100  # Of every form.
+_FEWEST_TURNS, _MOST_CALLS = 3, 50
+_TURN = 0.005  # Seconds.
+_SECONDS = {"cpu": 8.0}  # Of all turns of all forms, after the third turn.
+_SECONDS_ELSEWHERE = 1.2
 TOLERANCE = 1e-3  # Largest disagreement of forms that are timed, unless a case has another.
 
 
@@ -64,16 +62,6 @@ def jax_run(compiled: Callable[..., Any], arrays: Sequence[Any]) -> Run:
     return run
 
 
-def torch_forms(function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    """A function of PyTorch by the names of `TORCH`; it compiles at its first call."""
-    import torch
-
-    return {
-        name: torch.compile(function, dynamic=False) if compiled else function
-        for name, compiled in TORCH.items()
-    }
-
-
 def torch_run(
     function: Callable[..., Any],
     arrays: Sequence[Array],
@@ -105,83 +93,95 @@ def torch_run(
     return run
 
 
-def disagreement(results: Any, expected: Any) -> list[float]:
-    """Of the value and each gradient, the largest difference relative to the largest number."""
+def disagreement(results: Any, expected: Any) -> float:
+    """Of value and gradients, the largest difference relative to the largest number of each."""
     differences = []
     for result, reference in zip(*map(jax.tree.leaves, (results, expected)), strict=True):
         if not isinstance(result, jax.Array | np.ndarray):  # A tensor.
             result = result.detach().float().cpu().numpy()
         result, reference = np.asarray(result, np.float64), np.asarray(reference, np.float64)
         scale = max(np.max(np.abs(reference)), np.finfo(np.float32).tiny)
-        differences.append(float(np.max(np.abs(result - reference)) / scale))
-    return differences
+        differences.append(np.max(np.abs(result - reference)) / scale)
+    return float(np.max(differences))
 
 
-def failure(error: Exception) -> str:
-    """What a table says of a form that fails."""
-    text = f"{type(error).__name__}: {error}"
-    if "out of memory" in text.lower() or "RESOURCE_EXHAUSTED" in text:
-        return "out of memory"
-    return text.partition("\n")[0][:60]
-
-
-def measure(runs: Mapping[str, Run], tolerance: float = TOLERANCE) -> dict[str, dict[str, Any]]:
+def measure(
+    prepared: Mapping[str, Callable[[], Run]], tolerance: float = TOLERANCE
+) -> dict[str, dict[str, Any]]:
     """Times the forms that agree with `jaxloss` in turns, A B C A B C ..., about 5 ms each.
 
     For each form it returns the median, the interquartile range and the fastest of its calls in
-    milliseconds, and `ratio`: the time of jaxloss over that of the form, of the fastest calls.
+    milliseconds, and `ratio`: the time of jaxloss over that of the form, of the fastest calls; NaN
+    where jaxloss has none.
     Threads that wait for one another, as OpenMP's do in PyTorch, lose far more than XLA's when
     another process takes a core for a while; the medians of a busy machine would flatter JAX. For a
-    form that fails, or differs by more than `tolerance`, only `failure`. The floor has no value.
+    form that cannot be prepared or run, or differs by more than `tolerance`, only `failure`. The
+    floor has no value.
     """
-    rows: dict[str, dict[str, Any]] = {name: {} for name in runs}
-    expected = runs["jaxloss"]()
-    for name in [name for name in runs if name not in ("jaxloss", "floor")]:
+    runs: dict[str, Run] = {}
+    rows: dict[str, dict[str, Any]] = {name: {} for name in prepared}
+
+    def attempt(name: str, call: Callable[[], Any]) -> Any:
         try:
-            difference = np.max(disagreement(runs[name](), expected))
-        except Exception as error:  # Of any kind, where there is no compiler.
+            return call()
+        except Exception as error:  # Of a compiler, or of the memory, of any library.
+            runs.pop(name, None)
             rows[name] = {"failure": failure(error)}
-        else:
+            return None
+
+    expected = None
+    for name, prepare in sorted(prepared.items(), key=lambda item: item[0] != OURS):
+        if not (run := attempt(name, prepare)) or (result := attempt(name, run)) is None:
+            continue
+        runs[name] = run
+        if name == OURS:
+            expected = result
+        elif name != FLOOR and expected is not None:
+            difference = disagreement(result, expected)
             if not difference <= tolerance:
+                del runs[name]
                 rows[name] = {"failure": f"differs by {difference:.1g}"}
-    samples = take_turns({name: runs[name] for name, row in rows.items() if not row}, TURNS)
-    for name, times in samples.items():
-        low, median, high = 1e3 * np.percentile(times, [25, 50, 75])
+        result = None  # Before the next form needs the memory.
+    expected = None
+    samples = take_turns(runs, attempt)
+    fastest = min(samples.get(OURS) or [np.nan])
+    for name in runs:
+        low, median, high = 1e3 * np.percentile(samples[name], [25, 50, 75])
         rows[name] = {
             "median_ms": float(median),
             "spread_ms": float(high - low),
-            "fastest_ms": 1e3 * min(times),
-            "ratio": min(samples["jaxloss"]) / min(times),
+            "fastest_ms": 1e3 * min(samples[name]),
+            "ratio": fastest / min(samples[name]),
         }
     return rows
 
 
 def take_turns(
-    runs: Mapping[str, Run],
-    turns: int,
-    *,
-    seconds: float = _SECONDS,
-    together: bool = False,
+    runs: Mapping[str, Run], attempt: Callable[[str, Callable[[], Any]], Any]
 ) -> dict[str, list[float]]:
-    """Seconds of the calls of every form.
+    """Seconds of the calls of every form, all of which have run once.
 
-    With `together`, the calls of a turn are one sample, and are waited for once: a call on a GPU is
-    started while the one before runs, as in a training step.
+    On an accelerator, the calls of a turn are one sample, and are waited for once: a call is
+    started while the one before runs, as in a training step. `attempt` takes a form that fails out
+    of the runs.
     """
-    samples = {name: [_timed(run)] for name, run in runs.items()}
+    together = jax.default_backend() != "cpu"
+    seconds = _SECONDS.get(jax.default_backend(), _SECONDS_ELSEWHERE)
+    first = {name: attempt(name, partial(_timed, run)) for name, run in list(runs.items())}
+    samples: dict[str, list[float]] = {name: [] for name in runs}
     started = time.perf_counter()
-    for turn in range(turns):
+    for turn in range(TURNS):
         if turn >= _FEWEST_TURNS and time.perf_counter() - started > seconds:
             break
-        for name, run in runs.items():
-            fastest = min(samples[name])
+        for name, run in list(runs.items()):
+            fastest = min([first[name], *samples[name]])
             if fastest < 10 * _TURN:
-                run()  # Fetches what the form before has driven out of the caches, untimed.
+                # Fetches what the form before has driven out of the caches, untimed.
+                attempt(name, run)
             calls = min(max(1, round(_TURN / fastest)), _MOST_CALLS)
-            if together:
-                samples[name].append(_timed(run, calls))
-            else:
-                samples[name] += [_timed(run) for _ in range(calls)]
+            for each in [calls] if together else [1] * calls:
+                if name in runs and (sample := attempt(name, partial(_timed, run, each))):
+                    samples[name].append(sample)
     return samples
 
 
@@ -190,6 +190,14 @@ def _timed(run: Run, calls: int = 1) -> float:
     started = time.perf_counter()
     run(calls) if calls > 1 else run()
     return (time.perf_counter() - started) / calls
+
+
+def failure(error: Exception) -> str:
+    """What a table says of a form that fails."""
+    text = f"{type(error).__name__}: {error}"
+    if "out of memory" in text.lower() or "RESOURCE_EXHAUSTED" in text:
+        return "out of memory"
+    return text.partition("\n")[0][:60]
 
 
 def digits(number: float | None) -> str | None:
@@ -205,10 +213,3 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str | None]]) -> list
     marks = [":--", *[":-:"] * (len(headings) - 1)]
     cells = [[(cell or "–").replace("|", r"\|") for cell in row] for row in (headings, *rows)]
     return [f"| {' | '.join(row)} |" for row in (cells[0], marks, *cells[1:])]
-
-
-def versions(*packages: str) -> str:
-    """Of Python, of jaxloss, and of those packages that are installed."""
-    found = [f"{name} {version(name)}" for name in packages if find_spec(name.replace("-", "_"))]
-    own = f"Python {platform.python_version()}, jaxloss {jaxloss.__version__}"
-    return ", ".join([own, *found])

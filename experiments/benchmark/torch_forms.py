@@ -30,7 +30,6 @@ def margin_softmax(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def cosine_margin_softmax(features: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """The margin on cosines."""
     return margin_softmax(F.normalize(features) @ F.normalize(weights, dim=0), labels)
 
 
@@ -112,7 +111,6 @@ def spectral_sum(
 def nca_references(
     features: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor
 ) -> Tensor:
-    """NCA with other rows than the batch."""
     squares = features.square().sum(1)[:, None] + references.square().sum(1)[None, :]
     scores = -(squares - 2 * features @ references.T).clamp(min=0) / features.shape[1]
     same = labels[:, None] == reference_labels[None, :]
@@ -121,7 +119,6 @@ def nca_references(
 
 
 def classifier(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
-    """Softmax cross-entropy of a linear classifier."""
     return F.cross_entropy(F.linear(features, weights.T, bias), labels)
 
 
@@ -142,7 +139,6 @@ def group_softmax(features: Tensor, labels: Tensor, weights: Tensor, bias: Tenso
 
 
 def prototype(features: Tensor, labels: Tensor, prototypes: Tensor, assignment: Tensor) -> Tensor:
-    """Squared cosine distance to the own prototype."""
     targets = prototypes.T[assignment[labels]]
     return (1 - F.cosine_similarity(features, targets)).square().mean()
 
@@ -261,7 +257,6 @@ def sigmoid_contrastive(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def multi_similarity(features: Tensor, labels: Tensor) -> Tensor:
-    """Two masked log-sum-exps."""
     cosines, positive, negative = _pairs(features, labels)
     pull = (-2 * (cosines - 0.5)).masked_fill(~positive, -torch.inf).logsumexp(1)
     push = (50 * (cosines - 0.5)).masked_fill(~negative, -torch.inf).logsumexp(1)
@@ -269,7 +264,6 @@ def multi_similarity(features: Tensor, labels: Tensor) -> Tensor:
 
 
 def circle(features: Tensor, labels: Tensor) -> Tensor:
-    """The same with weights that have no gradient."""
     cosines, positive, negative = _pairs(features, labels)
     fixed = cosines.detach()
     pull = -80 * (1.4 - fixed).relu() * (cosines - 0.6)
@@ -319,7 +313,6 @@ def triplet_all(features: Tensor, labels: Tensor) -> Tensor:
 
 
 def proxy_anchor(features: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
-    """Log-sum-exps over the batch."""
     cosines = F.normalize(features) @ F.normalize(proxies, dim=0)
     own = F.one_hot(labels, proxies.shape[1]).bool()
     pull = (-32 * (cosines - 0.1)).masked_fill(~own, -torch.inf).logsumexp(0)
@@ -361,17 +354,15 @@ def barlow_twins(first: Tensor, second: Tensor) -> Tensor:
     return (1 - own).square().sum() + 5e-3 * (correlations.square().sum() - own.square().sum())
 
 
-_OF_LOGITS = (sigmoid, margin_softmax, two_way, asymmetric, warp, robust_multilabel)
-_OF_WEIGHTS = (cosine_margin_softmax, classifier, group_softmax, proxy_anchor, arcface)
-_SUMS = (direct_sum, spectral_sum, prototype, dot_regression)
-_OF_PAIRS = (nca, nca_references, supervised_contrastive, nt_xent, multi_similarity, circle)
-_TRIPLETS = (triplet_hard, triplet_semihard, triplet_all)
-_OF_TOWERS = (info_nce, info_nce_metrics, sigmoid_contrastive)
-_OF_VIEWS = (vicreg, barlow_twins)
-_FAMILIES = (_OF_LOGITS, _OF_WEIGHTS, _SUMS, _OF_PAIRS, _TRIPLETS, _OF_TOWERS, _OF_VIEWS)
-FORMS: dict[str, Callable[..., Any]] = {
-    form.__name__: form for family in _FAMILIES for form in family
-} | {
+_FORMS = (
+    *(sigmoid, margin_softmax, two_way, asymmetric, warp, robust_multilabel),
+    *(cosine_margin_softmax, classifier, group_softmax, proxy_anchor, arcface),
+    *(direct_sum, spectral_sum, prototype, dot_regression),
+    *(nca, nca_references, supervised_contrastive, nt_xent, multi_similarity, circle),
+    *(triplet_hard, triplet_semihard, triplet_all),
+    *(info_nce, info_nce_metrics, sigmoid_contrastive, vicreg, barlow_twins),
+)
+FORMS: dict[str, Callable[..., Any]] = {form.__name__: form for form in _FORMS} | {
     "softmax": F.cross_entropy,
     "sum": sum_of_losses,
     "prototypical": partial(prototypical, num_classes=BASE_CLASSES),

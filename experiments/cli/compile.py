@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
-
-import tyro
 
 from experiments.cli.options import AnyPreset
 from experiments.config import ParallelMode
@@ -29,8 +26,6 @@ class Compile:
     """Kind and arrangement of the chips, such as v5e:16x16 for 256 of them."""
     parallel: ParallelMode = "pmap"
     """Data parallelism: jax.pmap, or jax.jit with sharded arrays."""
-    mesh: Annotated[str, tyro.conf.arg(metavar="BATCHxCLASSES")] = ""
-    """As in `train`: 4x4 spreads the classes of the classifier over 4 chips."""
     classes: int = 0
     """Number of classes to assume; 0: that of the data set."""
 
@@ -46,12 +41,8 @@ class Compile:
             raise ConfigError(f"--classes must be at least 0 and at most {_MOST_CLASSES}")
         devices = tpu_devices(self.topology)
         heading = f"# {self.config.preset} on {self.topology}, by {self.parallel}"
-        heading += f", mesh {self.mesh}" if self.mesh else ""
-        mode, mesh = self.parallel, self.mesh
         try:
-            step = compile_step(
-                self.config, devices, mode=mode, mesh_shape=mesh, classes=self.classes
-            )
+            step = compile_step(self.config, devices, mode=self.parallel, classes=self.classes)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise

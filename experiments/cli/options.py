@@ -63,9 +63,6 @@ class Execution:
 
     parallel: ParallelMode = "pmap"
     """Spread the batch by jax.pmap (faster on CPUs), or by jax.jit with sharded arrays."""
-    mesh: Annotated[str, tyro.conf.arg(metavar="BATCHxCLASSES")] = ""
-    """For icons-instances, with --parallel jit and a disk that all processes see: 2x4 spreads the
-    classes over 4 devices, in 2 rows that share the batch. By default, each has all classes."""
     distributed: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Train with several processes. Start the same command in each, under a scheduler that JAX
     knows (Slurm, Open MPI, Kubernetes, cloud TPU) or with JAX_COORDINATOR_ADDRESS (HOST:PORT),
@@ -80,12 +77,9 @@ class Execution:
         if not 0 <= self.stuck_after <= 10**6:
             words = f"must be at least 0 and at most {10**6}, got {self.stuck_after:g}"
             raise ConfigError(f"--stuck-after {words}")
-        if len(self.mesh) > 40:
-            raise ConfigError(f"--mesh must be BATCHxCLASSES, got {self.mesh[:20]}…")
         return {
             "folders": self.folders,
             "mode": self.parallel,
-            "mesh_shape": self.mesh,
             "stuck_after": self.stuck_after,
         }
 

@@ -14,8 +14,17 @@ import tyro
 
 from experiments.cli.options import storage_paths
 from experiments.errors import ConfigError, unknown
+from experiments.presets import REMOVED
 
 PROG = "python -m experiments"
+_REMOVED = {
+    "mesh": "the batch is spread over all devices; to spread classes, use the library as in "
+    "docs/recipes/million_classes.md",
+    "data.cutmix": "use --data.mixup",
+    "data.trivial-augment": "use --data.crop-scale and --data.color-jitter",
+    "data.erasing": "use --data.crop-scale and --data.color-jitter",
+}
+"""Options of earlier versions, and what to do in place of them."""
 
 
 def parse(kind: Any, arguments: Sequence[str], presets: Mapping[str, Iterable[str]]) -> Any:
@@ -29,7 +38,7 @@ def parse(kind: Any, arguments: Sequence[str], presets: Mapping[str, Iterable[st
     if words and not presets[words[0]]:
         words = words[:1]
     elif len(words) == 2 and words[1] not in presets[words[0]]:
-        raise unknown("preset", words[1], presets[words[0]])
+        raise unknown("preset", words[1], presets[words[0]], removed=REMOVED)
     more = f"{' '.join([PROG, *words])} --help"
 
     def read(given: Sequence[str]) -> tuple[Any, list[str]]:
@@ -61,7 +70,8 @@ def parse(kind: Any, arguments: Sequence[str], presets: Mapping[str, Iterable[st
     options = dict.fromkeys(
         re.findall(r"(?<=--)[a-z][a-z0-9.-]*", _without_colours(shown.getvalue()))
     )
-    raise unknown("option", name[2:], options, f"{more} lists them", prefix="--")
+    others = f"{more} lists them"
+    raise unknown("option", name[2:], options, others, prefix="--", removed=_REMOVED)
 
 
 def _without_colours(text: str) -> str:

@@ -1,18 +1,16 @@
 """Augmentation on the device: uint8 images in, normalised float32 images out.
 
 Every sample has its own key. The result depends neither on its position in the batch nor on the
-device. Only mixup and CutMix concern the whole batch.
+device. Only mixup concerns the whole batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
@@ -40,13 +38,13 @@ def sample_keys(key: Array, step: Array, num_samples: int, axis_name: str | None
 
 def check_augmentation(config: DataConfig, channels: int) -> None:
     """Raises a `ConfigError` unless the options fit each other and the number of channels."""
-    of_colors = {"color_jitter": (1, 3), "trivial_augment": (1, 3), "lighting": (3,)}
+    of_colors = {"color_jitter": (1, 3), "lighting": (3,)}
     for name, allowed in of_colors.items():
         if vars(config)[name] and channels not in allowed:
             needed = " or ".join(map(str, allowed))
             raise ConfigError(f"data.{name} needs {needed} channels, got {channels}")
-    if config.mixed_labels == "larger" and not (config.mixup or config.cutmix):
-        raise ConfigError("data.mixed_labels = larger needs data.mixup or data.cutmix")
+    if config.mixed_labels == "larger" and not config.mixup:
+        raise ConfigError("data.mixed_labels = larger needs data.mixup")
     if config.resize and not config.image_size:
         raise ConfigError(f"data.resize = {config.resize} needs data.image_size")
     if 0 < config.resize < config.image_size:
@@ -72,15 +70,14 @@ def describe_augmentation(config: DataConfig) -> str:
         f"crops of {crops} % of the area": config.crop_scale,
         f"shifts by up to {config.pad} pixels": config.pad,
         "mirror images (--data.no-flip for none)": config.flip,
-        "TrivialAugment": config.trivial_augment,
     }
-    strengths = "color_jitter", "lighting", "erasing", "mixup", "cutmix"
+    strengths = "color_jitter", "lighting", "mixup"
     words |= {f"{n.replace('_', ' ')} {vars(config)[n]:g}": vars(config)[n] for n in strengths}
     return ", ".join(word for word, is_on in words.items() if is_on) or "none"
 
 
 def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Array:
-    """Randomly crops, flips, changes and recolours every image, normalises it and erases a box.
+    """Randomly crops, flips and recolours every image, and normalises it.
 
     With `config.crop_scale`, a random crop is resized to the input size of the model. Otherwise the
     image is resized as for evaluation, padded, and cropped back at a random position. The padding
@@ -104,19 +101,12 @@ def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Arr
             image = _crop(image, crop_key, config.pad)
         if config.flip:
             image = jnp.where(jax.random.bernoulli(flip_key), image[:, ::-1], image)
-        # Later options take keys of their own, so that they do not change other random numbers.
-        if config.trivial_augment:
-            image = jnp.round(image.astype(jnp.float32))
-            image = trivial_augment(image, jax.random.fold_in(color_key, 2))
         pixels = image.astype(jnp.float32) / 255
         if config.color_jitter > 0:
             pixels = jitter(pixels, color_key, config.color_jitter)
-        if config.lighting > 0:
+        if config.lighting > 0:  # With a key of its own: it changes no other random numbers.
             pixels = add_lighting(pixels, jax.random.fold_in(color_key, 1), config.lighting)
-        pixels = _standardize(pixels, config)
-        if config.erasing > 0:
-            pixels = random_erasing(pixels, jax.random.fold_in(color_key, 3), config.erasing)
-        return pixels
+        return _standardize(pixels, config)
 
     return jax.vmap(one)(images, keys)
 
@@ -211,43 +201,26 @@ def random_box(
 ) -> Array:
     """Draws a box as Inception and torchvision do: top, left, height and width, int32 [4].
 
-    The box is that of `_box_that_fits`. If none fits, it is at the centre of the image, as large as
-    the range of aspect ratios permits. `ratio` is that of width / height.
+    It is the first of ten random boxes that fits into the image: the area relative to the image is
+    uniform in the range `scale`, the logarithm of width / height in that of `ratio`, and so is the
+    place. If none fits, the box is at the centre, as large as the range of `ratio` permits.
     """
     whole = jnp.array([height, width])
-    box, found = _box_that_fits(key, whole, scale=scale, ratio=ratio, most=whole, transposed=True)
-    # At least one pixel: the aspect ratio may be impossible.
-    sides = jnp.round(jnp.array([width / ratio[0], height * ratio[1]])).astype(jnp.int32)
-    sides = jnp.clip(sides, 1, whole)
-    return jnp.where(found, box, jnp.concatenate([(whole - sides) // 2, sides]))
-
-
-def _box_that_fits(
-    key: Array,
-    whole: Array,
-    *,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    most: Array,
-    transposed: bool = False,
-) -> tuple[Array, Array]:
-    """Of ten random boxes, the first with sides from 1 to `most`, and whether there is one.
-
-    It is int32 [4]: top, left, height and width; `whole` and `most` are heights and widths [2]. The
-    area relative to the image is uniform in the range `scale`, and so are the place, and in the
-    range `ratio` the logarithm of height / width (of width / height if `transposed`).
-    """
     area_key, ratio_key, position_key = jax.random.split(key, 3)
     areas = jax.random.uniform(area_key, (_ATTEMPTS,), minval=scale[0], maxval=scale[1])
     areas *= whole.prod()
     low, high = jnp.log(jnp.asarray(ratio, jnp.float32))
     ratios = jnp.exp(jax.random.uniform(ratio_key, (_ATTEMPTS,), minval=low, maxval=high))
-    sides = jnp.stack([jnp.sqrt(areas * ratios), jnp.sqrt(areas / ratios)], axis=1)
-    sides = jnp.round(sides[:, ::-1] if transposed else sides).astype(jnp.int32)
-    fits = ((sides > 0) & (sides <= most)).all(1)
+    sides = jnp.stack([jnp.sqrt(areas / ratios), jnp.sqrt(areas * ratios)], axis=1)
+    sides = jnp.round(sides).astype(jnp.int32)
+    fits = ((sides > 0) & (sides <= whole)).all(1)
     first = sides[jnp.argmax(fits)]
     top_left = jax.random.randint(position_key, (2,), 0, whole - first + 1)
-    return jnp.concatenate([top_left, first]), fits.any()
+    # At least one pixel: the aspect ratio may be impossible.
+    most = jnp.round(jnp.array([width / ratio[0], height * ratio[1]])).astype(jnp.int32)
+    most = jnp.clip(most, 1, whole)
+    centred = jnp.concatenate([(whole - most) // 2, most])
+    return jnp.where(fits.any(), jnp.concatenate([top_left, first]), centred)
 
 
 class _Crop(NamedTuple):
@@ -344,190 +317,6 @@ def _luma(pixels: Array) -> Array:
     return (pixels * jnp.asarray(_LUMA, pixels.dtype)).sum(-1, keepdims=True)
 
 
-# --- Erasing --------------------------------------------------------------------------------------
-
-
-def in_box(box: Iterable[Array], height: int, width: int) -> Array:
-    """Whether a pixel is between top, left, bottom and right (exclusive): bool [h, w, 1]."""
-    top, left, bottom, right = box
-    rows, columns = jnp.arange(height)[:, None, None], jnp.arange(width)[:, None]
-    return (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
-
-
-def random_erasing(pixels: Array, key: Array, probability: float) -> Array:
-    """Sets a random box of normalised pixels [h, w, c] to zero, their mean.
-
-    Zhong et al., AAAI 2020. There is a box with this probability.
-    """
-    height, width = pixels.shape[:2]
-    chance_key, box_key = jax.random.split(key)
-    top, left, box_height, box_width = erased_box(box_key, height, width)
-    inside = in_box((top, left, top + box_height, left + box_width), height, width)
-    return jnp.where(inside & jax.random.bernoulli(chance_key, probability), 0, pixels)
-
-
-def erased_box(key: Array, height: int, width: int) -> Array:
-    """Draws a box as torchvision does, of 2 to 33 % of the area and an aspect ratio of 0.3 to 3.3.
-
-    It is lower and narrower than the image, and 0 if none of ten boxes is.
-    """
-    whole = jnp.array([height, width])
-    box, found = _box_that_fits(key, whole, scale=(0.02, 0.33), ratio=(0.3, 3.3), most=whole - 1)
-    return jnp.where(found, box, 0)
-
-
-# --- TrivialAugment -------------------------------------------------------------------------------
-
-# The operations are those of torchvision's `TrivialAugmentWide` on Pillow images, with bilinear
-# interpolation and black outside the image. Pixels are whole numbers, and as in Pillow fractions
-# are cut off, so that pixels differ from Pillow's by at most 1 of 255, where rounding does.
-OPERATIONS = (
-    *("identity", "shear x", "shear y", "translate x", "translate y", "rotate"),
-    *("brightness", "colour", "contrast", "sharpness"),
-    *("posterize", "solarize", "autocontrast", "equalize"),
-)
-LEVELS = 31
-"""Strengths of an operation."""
-
-_GROUPS = np.array([0, *[1] * 5, *[2] * 4, 3, 4, 5, 6])
-"""The function in `apply_operation` that computes each operation."""
-_SHEAR, _SHIFT, _ANGLE, _FACTOR, _BITS = 0.99, 32, 135, 0.99, 6
-"""Greatest strengths: per pixel, pixels, degrees, change of a factor, bits removed."""
-
-
-def trivial_augment(image: Array, key: Array) -> Array:
-    """Applies one operation at random (Müller and Hutter, ICCV 2021, "wide").
-
-    The image has whole numbers from 0 to 255, float32 [h, w, c], and 1 or 3 channels.
-    """
-    operation_key, level_key, sign_key = jax.random.split(key, 3)
-    return apply_operation(
-        image,
-        jax.random.randint(operation_key, (), 0, len(OPERATIONS)),
-        jax.random.randint(level_key, (), 0, LEVELS),
-        jax.random.bernoulli(sign_key),
-    )
-
-
-def apply_operation(
-    image: Array, operation: ArrayLike, level: ArrayLike, negative: ArrayLike
-) -> Array:
-    """Applies the operation at a place in `OPERATIONS`, with a strength from 0 to `LEVELS` − 1.
-
-    With `negative`, the strength of a geometric operation or a factor is below 0.
-    """
-    operation = jnp.asarray(operation)
-    share = jnp.asarray(level) / (LEVELS - 1)
-    signed = jnp.where(negative, -share, share)
-    step = jnp.exp2(jnp.round(_BITS * share))
-    branches = (
-        lambda: image,
-        lambda: _transform(image, _matrix(operation - 1, signed, image.shape)),
-        lambda: _blend(image, operation - 6, 1 + _FACTOR * signed),
-        lambda: jnp.floor(image / step) * step,
-        lambda: jnp.where(image < 255 * (1 - share), image, 255 - image),
-        lambda: _autocontrast(image),
-        lambda: _equalize(image),
-    )
-    return lax.switch(jnp.asarray(_GROUPS)[operation], branches)
-
-
-def _matrix(operation: Array, signed: Array, shape: tuple[int, ...]) -> Array:
-    """The map [2, 3] from the places of pixels to where their values come from."""
-    shear = _SHEAR * signed
-    shift = -jnp.trunc(_SHIFT * signed)
-    angle = -jnp.deg2rad(_ANGLE * signed)
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
-    # Of a right angle: places on the border between pixels must not depend on rounding.
-    cos = jnp.where(jnp.abs(cos) < 1e-6, 0, cos)
-    y, x = shape[0] / 2, shape[1] / 2
-    rows = [
-        ((1, shear, 0), (0, 1, 0)),
-        ((1, 0, 0), (shear, 1, 0)),
-        ((1, 0, shift), (0, 1, 0)),
-        ((1, 0, 0), (0, 1, shift)),
-        ((cos, sin, x - cos * x - sin * y), (-sin, cos, y + sin * x - cos * y)),
-    ]
-    return jnp.array(rows)[operation]
-
-
-def _transform(image: Array, matrix: Array) -> Array:
-    """Bilinear interpolation at mapped places, with 0 outside the image."""
-    height, width = image.shape[:2]
-    y, x = jnp.meshgrid(jnp.arange(height) + 0.5, jnp.arange(width) + 0.5, indexing="ij")
-    (a, b, c), (d, e, f) = matrix
-    x, y = a * x + b * y + c, d * x + e * y + f
-    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-
-    def around(place: Array, size: int) -> tuple[Array, Array, Array]:
-        first = jnp.floor(place - 0.5)
-        low, high = (jnp.clip(first + i, 0, size - 1).astype(jnp.int32) for i in (0, 1))
-        return low, high, (place - 0.5 - first)[..., None]
-
-    (left, right, dx), (top, bottom, dy) = around(x, width), around(y, height)
-
-    def along(rows: Array) -> Array:
-        return image[rows, left] + dx * (image[rows, right] - image[rows, left])
-
-    upper = along(top)
-    values = jnp.floor(upper + dy * (along(bottom) - upper))
-    return jnp.where(inside[..., None], values, 0)
-
-
-def _blend(image: Array, operation: Array, factor: Array) -> Array:
-    """Moves an image away from a version without brightness, colour, contrast or sharpness."""
-    grey = _grey(image)
-    plain = (
-        lambda: jnp.zeros_like(image),
-        lambda: jnp.broadcast_to(grey, image.shape),
-        lambda: jnp.full_like(image, jnp.floor(grey.mean() + 0.5)),
-        lambda: _smooth(image),
-    )
-    other = lax.switch(operation, plain)
-    return jnp.floor(jnp.clip(other + factor * (image - other), 0, 255))
-
-
-def _grey(image: Array) -> Array:
-    """The greyscale image [h, w, 1], rounded as in Pillow."""
-    if image.shape[-1] == 1:
-        return image
-    red, green, blue = jnp.moveaxis(image.astype(jnp.int32), -1, 0)
-    grey = (19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16
-    return grey.astype(image.dtype)[..., None]
-
-
-def _smooth(image: Array) -> Array:
-    """Means over 3×3 pixels, of which the middle one counts five times; the border stays."""
-    height, width = image.shape[:2]
-    shifted = [image[i : height - 2 + i, j : width - 2 + j] for i in range(3) for j in range(3)]
-    inner = image[1:-1, 1:-1]
-    # Whole numbers below 2^24 are exact.
-    means = jnp.floor((sum(shifted[1:], shifted[0]) + 4 * inner) / 13 + 0.5)
-    return image.at[1:-1, 1:-1].set(means)
-
-
-def _autocontrast(image: Array) -> Array:
-    """Stretches every channel to the range from 0 to 255."""
-    values = image.astype(jnp.int32)
-    low, high = values.min((0, 1)), values.max((0, 1))
-    stretched = 255 * (values - low) // jnp.maximum(high - low, 1)
-    return jnp.where(high > low, stretched, values).astype(image.dtype)
-
-
-def _equalize(image: Array) -> Array:
-    """Makes the histogram of every channel as even as possible."""
-    values = image.astype(jnp.int32)
-
-    def channel(values: Array) -> Array:
-        counts = jnp.zeros(256, jnp.int32).at[values].add(1)
-        step = (values.size - counts[values.max()]) // 255
-        before = jnp.cumsum(counts) - counts
-        table = jnp.clip((step // 2 + before) // jnp.maximum(step, 1), 0, 255)
-        return jnp.where(step > 0, table[values], values)
-
-    return jax.vmap(channel, -1, -1)(values).astype(image.dtype)
-
-
 # --- Two samples in one image ---------------------------------------------------------------------
 
 
@@ -543,69 +332,22 @@ class MixedBatch(NamedTuple):
 
 
 def mix_batch(
-    images: Array, labels: Array, key: Array, config: DataConfig, *, axis_name: str | None
+    images: Array, labels: Array, key: Array, beta: float, *, axis_name: str | None
 ) -> MixedBatch:
-    """Mixes a batch by mixup or CutMix; where both are set, by one of them at random.
+    """Adds to each image of a batch that of a partner (mixup, Zhang et al., ICLR 2018).
 
     Sample i of the global batch has the partner n − 1 − i, whatever the number of devices; it is
-    random if the order of the batch is. The whole batch has one share λ ~ Beta(β, β), and one box,
-    as in the papers' code: they depend on `key`, the same on all devices, alone. The loss of a
-    mixed batch is λ·ℓ(x, y) + (1 − λ)·ℓ(x, y'), where y' is the label of the partner. Images are
-    floats [n, h, w, c], after all other augmentations; labels are [n] or [n, C].
+    random if the order of the batch is. The whole batch has one share λ ~ Beta(β, β), as in the
+    paper's code: it depends on `key`, the same on all devices, alone. The larger of λ and 1 − λ is
+    that of the sample itself. The loss of a mixed batch is λ·ℓ(x, y) + (1 − λ)·ℓ(x, y'), where y'
+    is the label of the partner. Images are floats [n, h, w, c], after all other augmentations;
+    labels are [n] or [n, C].
     """
-    partners = _opposite(images, axis_name), _opposite(labels, axis_name)
-    if not config.cutmix:
-        return mixup(images, labels, partners, key, config.mixup)
-    by_cutmix = cutmix(images, labels, partners, jax.random.fold_in(key, 1), config.cutmix)
-    if not config.mixup:
-        return by_cutmix
-    by_mixup = mixup(images, labels, partners, key, config.mixup)
-    first = jax.random.bernoulli(jax.random.fold_in(key, 2))
-    return jax.tree.map(partial(jnp.where, first), by_mixup, by_cutmix)
-
-
-def mixup(
-    images: Array, labels: Array, partners: tuple[Array, Array], key: Array, beta: float
-) -> MixedBatch:
-    """Adds the partners' images (Zhang et al., ICLR 2018); a sample's own share is the larger."""
-    others, other_labels = partners
+    others, other_labels = _opposite(images, axis_name), _opposite(labels, axis_name)
     # The distribution is symmetric.
     share = jax.random.beta(key, beta, beta, dtype=jnp.float32)
     share = jnp.maximum(share, 1 - share)
     return MixedBatch(share * images + (1 - share) * others, labels, other_labels, share)
-
-
-def cutmix(
-    images: Array, labels: Array, partners: tuple[Array, Array], key: Array, beta: float
-) -> MixedBatch:
-    """Replaces a box by that of the partners' images (Yun et al., ICCV 2019)."""
-    others, other_labels = partners
-    height, width = images.shape[1:3]
-    box = top, left, bottom, right = cutmix_box(key, beta, height, width)
-    area = (bottom - top) * (right - left)
-    share = 1 - area.astype(jnp.float32) / (height * width)
-    larger = share >= 0.5
-    return MixedBatch(
-        jnp.where(in_box(box, height, width), others, images),
-        jnp.where(larger, labels, other_labels),
-        jnp.where(larger, other_labels, labels),
-        jnp.maximum(share, 1 - share),
-    )
-
-
-def cutmix_box(key: Array, beta: float, height: int, width: int) -> Array:
-    """Draws a box of 1 − λ of the image, λ ~ Beta(β, β): top, left, bottom and right, int32 [4].
-
-    The centre is uniform over the pixels, and the half sides are rounded down. What is outside the
-    image is cut off, so that the box may be smaller, or empty.
-    """
-    weight_key, center_key = jax.random.split(key)
-    share = jax.random.beta(weight_key, beta, beta, dtype=jnp.float32)
-    sides = jnp.array([height, width])
-    center = jax.random.randint(center_key, (2,), 0, sides)
-    halves = (0.5 * jnp.sqrt(1 - share) * sides).astype(jnp.int32)
-    corners = jnp.maximum(center - halves, 0), jnp.minimum(center + halves, sides)
-    return jnp.concatenate(corners).astype(jnp.int32)
 
 
 def _opposite(x: Array, axis_name: str | None) -> Array:

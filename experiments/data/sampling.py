@@ -15,23 +15,17 @@ from jaxloss import sampling
 from jaxloss.sampling import ClassIndex, Episodes
 
 
-def parse_product(text: str) -> tuple[int, int] | None:
-    """The numbers of a text such as `32x4`; None for any other text."""
-    match = re.fullmatch(r"([1-9][0-9]{0,6})x([1-9][0-9]{0,6})", text)
-    return (int(match[1]), int(match[2])) if match else None
-
-
 def parse_strategy(strategy: str) -> tuple[int, int] | None:
     """The N and K of a sampling strategy `NxK`, None for `random`; or raises a `ConfigError`."""
     if strategy == "random":
         return None
-    ways_shots = parse_product(strategy)
-    if ways_shots is None:
+    match = re.fullmatch(r"([1-9][0-9]{0,6})x([1-9][0-9]{0,6})", strategy)
+    if match is None:
         raise ConfigError(
             f"sampling.strategy must be `random`, or `NxK` for N classes with K samples each, "
             f"for example `32x4`; got {strategy!r}"
         )
-    return ways_shots
+    return int(match[1]), int(match[2])
 
 
 def describe_strategy(strategy: str) -> str:

@@ -1,4 +1,9 @@
-"""Linear evaluation: softmax classifiers on frozen features, for many weights of regularisation."""
+"""Linear evaluation: softmax classifiers on frozen features, for many weights of regularisation.
+
+scikit-learn's `LogisticRegression` with a warm start needs a tolerance of 1e-5 for the same table,
+and takes 32 s of a CPU core there, for 1,747 × 256 features of 50 classes; this takes 14 s, and 7 s
+to compile. At its own tolerance it takes 13 s, and the accuracy is another.
+"""
 
 from __future__ import annotations
 
@@ -46,37 +51,6 @@ class Path(NamedTuple):
     converged: np.ndarray
 
 
-class LinearResult(NamedTuple):
-    """The outcome of a linear evaluation, as JSON types; accuracies in [0, 1]."""
-
-    penalty: float
-    """The penalty of the best validation accuracy, of equally good ones the largest."""
-    validation_accuracy: float
-    """Accuracy on the validation set with this penalty, trained on the training set."""
-    accuracy: float
-    """Accuracy on the test set with this penalty, trained on training and validation set."""
-    class_mean_accuracy: float
-    """Mean over the classes of their accuracy on the test set, of the same classifier."""
-    converged: bool
-    """Whether its training met the tolerance."""
-    penalties: list[float]
-    validation: list[float]
-    """Accuracy on the validation set for each penalty, trained on the training set."""
-    test: list[float]
-    """Accuracy on the test set for each penalty, trained on the training set."""
-    test_of_all: list[float]
-    """The same, trained on training and validation set."""
-    best_test_accuracy: float
-    """The largest of `test_of_all`, as the paper reports it: chosen on the test set."""
-    best_test_penalty: float
-    """The penalty of this accuracy, of equally good ones the largest."""
-    unconverged: int
-    """How many of the penalties did not meet the tolerance, with either training set."""
-    train_samples: int
-    validation_samples: int
-    test_samples: int
-
-
 def fit_path(
     data: Labelled,
     num_classes: int,
@@ -121,8 +95,20 @@ def evaluate_linear(
     test: Labelled,
     *,
     penalties: Values | Sequence[float] = PENALTIES,
-) -> LinearResult:
-    """Transfer to a data set: the accuracy of linear classifiers, as `LinearResult` states it."""
+) -> dict[str, Any]:
+    """Transfer to a data set by linear classifiers, as JSON types; accuracies in [0, 1].
+
+    Of equally good penalties, the largest is chosen. The result has:
+
+    - `penalty` and `validation_accuracy`: those of the best classifier of the training set on the
+      validation set; `accuracy` and `class_mean_accuracy`, on the test set with this penalty, of a
+      classifier of both sets, and whether its training was `converged`.
+    - `best_test_penalty` and `best_test_accuracy`, as the paper reports it: of classifiers of both
+      sets, chosen on the test set.
+    - `penalties`, and the accuracies on `validation` and `test` with each, of classifiers of the
+      training set; `unconverged`: how many of all solves did not meet the tolerance.
+    - `train_samples`, `validation_samples` and `test_samples`.
+    """
     num_classes = 1 + max(int(np.max(part.labels)) for part in (train, validation, test))
     path = fit_path(train, num_classes, penalties=penalties)
     on_validation, on_test = path_accuracies(path, validation), path_accuracies(path, test)
@@ -134,23 +120,22 @@ def evaluate_linear(
     at = int(np.flatnonzero(penalties == best)[0])
     predictions = np.asarray(_predict(whole, test))[at]
     per_class = class_accuracies(predictions, test.labels, num_classes)
-    return LinearResult(
-        penalty=best,
-        validation_accuracy=float(on_validation.max()),
-        accuracy=float((predictions == test.labels).mean()),
-        class_mean_accuracy=float(np.nanmean(per_class)),
-        converged=bool(whole.converged[at]),
-        penalties=penalties.tolist(),
-        validation=on_validation.tolist(),
-        test=on_test.tolist(),
-        test_of_all=of_all.tolist(),
-        best_test_accuracy=float(of_all.max()),
-        best_test_penalty=_best_penalty(penalties, of_all),
-        unconverged=int((~path.converged).sum() + (~whole.converged).sum()),
-        train_samples=len(train.labels),
-        validation_samples=len(validation.labels),
-        test_samples=len(test.labels),
-    )
+    return {
+        "penalty": best,
+        "validation_accuracy": float(on_validation.max()),
+        "accuracy": float((predictions == test.labels).mean()),
+        "class_mean_accuracy": float(np.nanmean(per_class)),
+        "converged": bool(whole.converged[at]),
+        "best_test_penalty": _best_penalty(penalties, of_all),
+        "best_test_accuracy": float(of_all.max()),
+        "penalties": penalties.tolist(),
+        "validation": on_validation.tolist(),
+        "test": on_test.tolist(),
+        "unconverged": int((~path.converged).sum() + (~whole.converged).sum()),
+        "train_samples": len(train.labels),
+        "validation_samples": len(validation.labels),
+        "test_samples": len(test.labels),
+    }
 
 
 def _best_penalty(penalties: np.ndarray, accuracies: np.ndarray) -> float:

@@ -21,7 +21,6 @@ from experiments.evaluation.subspace import variance_shares
 from experiments.look.page import Picture, Tile, draw_image, draw_rows, short
 from experiments.look.view import Side, View
 from experiments.protocols.few_shot import FewShotConfig
-from experiments.protocols.instance import InstanceConfig
 from experiments.protocols.negative_margin import NegativeMarginConfig, fine_tuned_classifier
 from experiments.reporting.style import INK, VERMILLION, series_mark
 
@@ -186,7 +185,7 @@ def hard_episodes(view: View) -> Picture | None:
     if isinstance(run_config, NegativeMarginConfig):
         form, predict = fine_tuned_classifier(run_config)
         words = f"a fine-tuned {form} classifier"
-    elif isinstance(run_config, FewShotConfig | InstanceConfig):
+    elif isinstance(run_config, FewShotConfig):
         distance = run_config.evaluation.distances[0]
         predict = partial(prototype_predictions, distance=distance)
         words = f"the nearest prototype ({distance})"

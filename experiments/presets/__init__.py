@@ -14,10 +14,8 @@ from experiments.presets import (
     folder,
     group_softmax,
     hyperspherical,
-    instance,
     multi_label,
     negative_margin,
-    two_towers,
     two_way,
 )
 from experiments.presets.preset import Preset
@@ -29,8 +27,6 @@ MODULES = (
     multi_label,
     two_way,
     negative_margin,
-    instance,
-    two_towers,
     folder,
 )
 
@@ -42,8 +38,16 @@ PRESETS: dict[str, Preset] = {
 """Every preset by its name, protocol by protocol."""
 
 
+REMOVED = {
+    "icons-names": "train two towers with the library, as in docs/recipes/two_towers.md",
+    "icons-instances": "spread a million classes over devices with the library, as in "
+    "docs/recipes/million_classes.md",
+}
+"""Presets of earlier versions, and what to do in place of them."""
+
+
 def find_preset(name: str) -> Preset:
     """The preset of a name; a `ConfigError` if there is none."""
     if name not in PRESETS:
-        raise unknown("preset", name, PRESETS)
+        raise unknown("preset", name, PRESETS, removed=REMOVED)
     return PRESETS[name]

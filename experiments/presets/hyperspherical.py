@@ -235,13 +235,11 @@ PRESETS = {
     ),
     # Section 7.1. With mixup, the code's loss takes the label of the larger share alone. The code
     # differs from the paper: it has batches of 128, 105 epochs, mixup with β = 0.2 or CutMix,
-    #
-    #     --steps 131355 --data.mixup 0.2 --data.cutmix 1 --data.trivial-augment --data.erasing 0.1
-    #
-    # and it crops 244 pixels in training and sees 256 in evaluation. The file of its network is
-    # missing; the linear layer is that of the balanced setting. The code sums the loss over the
-    # batch, and over the wrong axis. Here it is the mean: with a rate of 512, as the sum of 1024
-    # images has at 0.5, Conv4 does not learn the icons (1 % after 200 steps, 21 % at rate 1).
+    # TrivialAugment and random erasing, and it crops 244 pixels in training and sees 256 in
+    # evaluation. The file of its network is missing; the linear layer is that of the balanced
+    # setting. The code sums the loss over the batch, and over the wrong axis. Here it is the mean:
+    # with a rate of 512, as the sum of 1024 images has at 0.5, Conv4 does not learn the icons (1 %
+    # after 200 steps, 21 % at rate 1).
     "imagenet-sphere": Preset(
         "Hyperspherical classification on ImageNet-1K (ResNet-50, mixup, 100 epochs).",
         replace(

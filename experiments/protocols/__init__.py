@@ -12,10 +12,8 @@ from experiments.protocols import (
     few_shot,
     group_softmax,
     hyperspherical,
-    instance,
     multi_label,
     negative_margin,
-    two_towers,
     two_way,
 )
 
@@ -34,8 +32,6 @@ PROTOCOLS = {
     "multi-label": Registered(multi_label.MultiLabelConfig, multi_label.build),
     "two-way": Registered(two_way.TwoWayConfig, two_way.build),
     "negative-margin": Registered(negative_margin.NegativeMarginConfig, negative_margin.build),
-    "instance": Registered(instance.InstanceConfig, instance.build),
-    "two-towers": Registered(two_towers.TwoTowersConfig, two_towers.build),
 }
 
 

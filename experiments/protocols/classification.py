@@ -73,7 +73,7 @@ def build(
     """
     is_long_tail = data.imbalance != 1
     metrics = _METRICS + (_LONG_TAIL_METRICS if is_long_tail else ())
-    options = *ClassificationData.__annotations__, "mixup", "cutmix"
+    options = *ClassificationData.__annotations__, "mixup"
     default = vars(ClassificationData())
     changed = {o: vars(data)[o] for o in options if vars(data)[o] != default[o]}
 

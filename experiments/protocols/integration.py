@@ -17,9 +17,8 @@ from jaxtyping import Float, Integer
 
 import jaxloss
 from experiments.config import CountOrZero, NamedLoss, Positive, Weight
-from experiments.contracts import Outputs, Problem
+from experiments.contracts import BATCH_AXIS, Outputs, Problem
 from experiments.evaluation.subspace import span
-from experiments.protocols.linear_head import over_devices
 
 _CLASSIFICATION = {"sce": jaxloss.softmax_loss, "bce": jaxloss.sigmoid_loss}
 _OF_THE_PAPER = ("nca", "proto")
@@ -177,7 +176,9 @@ def build_loss(options: IntegratedLoss, problem: Problem) -> Callable[..., Array
             found += metric(compared, labels, **given, axis_name=axis_name)
         return value + (options.metric_weight if classification is not None else 1) * found
 
-    return over_devices(loss, problem)
+    if problem.mesh is None:
+        return partial(loss, axis_name=problem.axis_name)
+    return jaxloss.sharded_loss(loss, problem.mesh, BATCH_AXIS)
 
 
 def metric_features(options: IntegratedLoss, features: Array) -> Array:

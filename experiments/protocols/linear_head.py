@@ -1,9 +1,8 @@
-"""The linear classifier of several protocols, and its classes spread over devices."""
+"""The linear classifier of several protocols."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 import jaxloss
-from experiments.contracts import BATCH_AXIS, CLASS_AXIS, Loss, Objective, Problem
+from experiments.contracts import Loss, Objective, Problem
 
 
 def init_linear_head(problem: Problem, key: Array, *, scale: float = 1.0) -> dict[str, Array]:
@@ -26,13 +25,13 @@ def init_linear_head(problem: Problem, key: Array, *, scale: float = 1.0) -> dic
     }
 
 
-def init_kernel(problem: Problem, key: Array, *, scale: float = 3**-0.5) -> dict[str, Array]:
+def init_kernel(problem: Problem, key: Array) -> dict[str, Array]:
     """The first `kernel` [d, C] of a classifier without a bias, float32.
 
-    Its columns have lengths near `scale`, which is that of PyTorch's linear layers: with cosines,
-    gradients shrink with the length.
+    Its columns are as long as those of PyTorch's linear layers: with cosines, gradients shrink with
+    the length.
     """
-    return {"kernel": init_linear_head(problem, key, scale=scale)["kernel"]}
+    return {"kernel": init_linear_head(problem, key, scale=3**-0.5)["kernel"]}
 
 
 def head_logits(features: Array, head: dict[str, Array], objective_state: Any) -> Array:
@@ -64,10 +63,3 @@ def objective_of_logits(
         return Loss(loss_of(logits, labels), objective_state, means)
 
     return Objective(init_head, loss, logits_of)
-
-
-def over_devices(loss: Callable[..., Array], problem: Problem) -> Callable[..., Array]:
-    """The loss of the whole batch, whose work the devices divide, also in a sharded jit."""
-    if problem.mesh is None:
-        return partial(loss, axis_name=problem.axis_name)
-    return jaxloss.sharded_loss(loss, problem.mesh, (BATCH_AXIS, CLASS_AXIS))

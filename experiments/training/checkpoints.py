@@ -3,7 +3,6 @@
 Orbax writes in the background, and a kill at any moment leaves all finished checkpoints. It reports
 a file that is missing or truncated, but restores a flipped bit without an error: the header of a
 checkpoint therefore holds the sum of all bytes of each leaf, modulo 2^32, and a digest of itself.
-The sum is the same however a leaf is spread over devices.
 """
 
 from __future__ import annotations
@@ -19,20 +18,15 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import checkpoint_managers as managers
 
 from experiments.config import CONFIG_FILE
-from experiments.contracts import CLASS_AXIS
 from experiments.errors import ExperimentError, full_disk, nearest_path
 from experiments.processes import all_true, is_first, on_first
 from experiments.storage import check_json, is_remote, regular, writing
@@ -118,12 +112,6 @@ def _late_work_is_silent() -> Iterator[None]:
     sys.unraisablehook = usual  # Not after a failure, because that work ends later.
 
 
-def class_sharding(leaf: Any) -> NamedSharding | None:
-    """The sharding of a leaf whose classes are spread over devices; None for any other leaf."""
-    sharding = getattr(leaf, "sharding", None)
-    return sharding if isinstance(sharding, NamedSharding) and CLASS_AXIS in sharding.spec else None
-
-
 class Checkpoints(managers.PreservationPolicy):
     """The checkpoints of one run: the newest two, and the best by validation.
 
@@ -132,14 +120,12 @@ class Checkpoints(managers.PreservationPolicy):
     With several processes, all of them open the folder, which all of them see, and call every
     method. What reads a checkpoint raises `DamagedCheckpointError` where it is damaged, and
     `CheckpointError` where it is missing or does not fit. With `read_only`, for reading beside the
-    processes that write, no file is changed, and there must be a checkpoint. `num_classes` is the
-    number of classes of the data: a head that is spread over devices has further ones, which fill
-    up the devices and are not stored.
+    processes that write, no file is changed, and there must be a checkpoint.
     """
 
-    def __init__(self, directory: Path, *, read_only: bool = False, num_classes: int = 0):
+    def __init__(self, directory: Path, *, read_only: bool = False):
         self._directory = directory if is_remote(directory) else directory.absolute()
-        self._read_only, self._num_classes = read_only, num_classes
+        self._read_only = read_only
         self._headers: dict[int, dict[str, Any]] = {}
         self._saving: Path | None = None
         self._while_saving = contextlib.ExitStack()
@@ -198,15 +184,14 @@ class Checkpoints(managers.PreservationPolicy):
         """
         # Copies: the next training step may reuse the memory while the file is being written.
         values = {
-            name: leaf if class_sharding(leaf) else np.array(leaf, order="C", copy=True)
-            for name, leaf in _by_name(state).items()
+            name: np.array(leaf, order="C", copy=True) for name, leaf in _by_name(state).items()
         }
         value = math.nan if validation is None else float(validation)
         header = {
             "format": _FORMAT,
             "step": step,
             "validation": value if math.isfinite(value) else None,
-            "leaves": {n: [self._describe(x), _byte_sum(x)] for n, x in values.items()},
+            "leaves": {n: [_describe(x), _byte_sum(x)] for n, x in values.items()},
             "meta": dict(meta),
         }
         header = json.loads(json.dumps(header))
@@ -265,8 +250,7 @@ class Checkpoints(managers.PreservationPolicy):
         """Reads a checkpoint into the structure of `target`, a pytree whose values are not used.
 
         The checkpoint must have leaves of the same names, types and shapes; with `parts`, paths
-        such as `params/backbone`, only at and below these. Leaves whose classes are spread in
-        `target` are spread in the same way, on whatever devices they were saved; all others are
+        such as `params/backbone`, only at and below these. The leaves of the result are
         NumPy arrays.
         """
         header, wanted = self._header(step), _by_name(target)
@@ -274,7 +258,7 @@ class Checkpoints(managers.PreservationPolicy):
         if parts:
             within = tuple(f"{part}/" for part in parts)
             stored = {n: leaf for n, leaf in stored.items() if f"{n}/".startswith(within)}
-        expected = {name: self._describe(leaf) for name, leaf in wanted.items()}
+        expected = {name: _describe(leaf) for name, leaf in wanted.items()}
         problems = [
             f"{n}: {stored.get(n, 'not')} in the checkpoint, {expected.get(n, 'not')} expected"
             for n in {**stored, **expected}
@@ -288,26 +272,17 @@ class Checkpoints(managers.PreservationPolicy):
         state = jax.tree.unflatten(jax.tree.structure(target), [found[name] for name in wanted])
         return Restored(step, state, header["meta"])
 
-    def _describe(self, leaf: Any) -> str:
-        """The dtype and the shape of a leaf, without classes that fill up devices."""
-        shape = list(leaf.shape)
-        if (sharding := class_sharding(leaf)) is not None:
-            shape[sharding.spec.index(CLASS_AXIS)] = self._num_classes
-        return f"{leaf.dtype}{shape}"
-
     def _read_leaves(
         self, step: int, wanted: Mapping[str, Any], header: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The leaves by name, after a comparison with the sums of their bytes."""
         filled = {name: leaf for name, leaf in wanted.items() if math.prod(leaf.shape)}
         item = {n: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for n, leaf in filled.items()}
-        how = {name: _restore_args(leaf) for name, leaf in filled.items()}
+        how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in filled}
         args = ocp.args.PyTreeRestore(item, restore_args=how, partial_restore=True)
         with _late_work_is_silent():
             found = self._manager.restore(step, args=ocp.args.Composite(state=args))["state"]
-        for name, leaf in filled.items():
-            if class_sharding(leaf) is None:  # Without the classes that filled up devices.
-                found[name] = found[name][tuple(slice(size) for size in leaf.shape)]
+        for name in filled:
             if _byte_sum(found[name]) != header["leaves"][name][1]:
                 raise self.damaged(step, f"{name} does not match its digest")
         empty = {n: np.empty(x.shape, x.dtype) for n, x in wanted.items() if n not in filled}
@@ -453,26 +428,14 @@ def _by_name(tree: Any) -> dict[str, Any]:
     }
 
 
-def _restore_args(leaf: Any) -> ocp.RestoreArgs:
-    if (sharding := class_sharding(leaf)) is None:
-        return ocp.RestoreArgs(restore_type=np.ndarray)
-    # Not strict: the classes are filled up with zeros to what the devices need.
-    return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, strict=False)
+def _describe(leaf: Any) -> str:
+    """The dtype and the shape of a leaf."""
+    return f"{leaf.dtype}{list(leaf.shape)}"
 
 
-def _byte_sum(leaf: Any) -> int:
+def _byte_sum(leaf: np.ndarray) -> int:
     """The sum of all bytes of a leaf, modulo 2^32. One flipped bit changes it."""
-    if (sharding := class_sharding(leaf)) is None:
-        return int(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).sum(dtype=np.uint32))
-    return int(_spread_byte_sum(NamedSharding(sharding.mesh, PartitionSpec()))(leaf))
-
-
-@cache
-def _spread_byte_sum(everywhere: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(
-        lambda leaf: jnp.sum(lax.bitcast_convert_type(leaf, jnp.uint8), dtype=jnp.uint32),
-        out_shardings=everywhere,
-    )
+    return int(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).sum(dtype=np.uint32))
 
 
 def some_lines(problems: Sequence[str], most: int = 10) -> str:

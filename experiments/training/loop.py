@@ -77,9 +77,7 @@ def train(
     parallel = parts.parallel
     after_epoch = parts.after_epoch and jax.jit(parts.after_epoch)
     with (
-        Recorder(
-            directory, steps=steps, name=name, meta=meta, num_classes=len(parts.class_counts)
-        ) as recorder,
+        Recorder(directory, steps=steps, name=name, meta=meta) as recorder,
         stop_requests() as stop_request,
         watchdog(stuck_after) as step_done,
     ):

@@ -201,7 +201,6 @@ class Recorder(ExitStack):
 
     All of them read and write checkpoints; the first one alone writes metrics and progress, which
     shows `name`. Every checkpoint stores `meta`, JSON types, with the seconds spent on the run.
-    `num_classes` is that of `Checkpoints`.
     """
 
     checkpoints: Checkpoints
@@ -209,12 +208,9 @@ class Recorder(ExitStack):
     _log: MetricsLog | None = None
     _progress: Progress | None = None
 
-    def __init__(
-        self, directory: Path, *, steps: int, name: str, meta: Mapping[str, Any], num_classes: int
-    ):
+    def __init__(self, directory: Path, *, steps: int, name: str, meta: Mapping[str, Any]):
         super().__init__()
-        self._directory, self._num_classes = directory, num_classes
-        self._steps, self._name, self._meta = steps, name, meta
+        self._directory, self._steps, self._name, self._meta = directory, steps, name, meta
         self._started = time.monotonic()
 
     @property
@@ -233,8 +229,7 @@ class Recorder(ExitStack):
         if is_first():
             self.enter_context(exclusive_run(self._directory))
         folder = self._directory / CHECKPOINTS_FOLDER
-        checkpoints = Checkpoints(folder, num_classes=self._num_classes)
-        self.checkpoints = self.enter_context(checkpoints)
+        checkpoints = self.checkpoints = self.enter_context(Checkpoints(folder))
         state, first = initial, 0
         if checkpoints.steps():
 

@@ -44,22 +44,17 @@ class Batch(NamedTuple):
     """Integers [n], or [n, C] for a multi-label set."""
 
 
-Build = Callable[..., TrainState]
-"""Calls a function, its first argument, with the others, and returns the state that it builds."""
-
-
 def initial_state(
     model: nnx.Module,
     objective: Objective,
     optimizer: optax.GradientTransformation,
     *,
     seed: int,
-    build: Build | None = None,
+    abstract: bool = False,
 ) -> tuple[nnx.GraphDef, TrainState]:
     """The graph of the backbone and the state at step 0; `seed` is that of the head.
 
-    `build` decides how head and optimiser state are computed: as shapes only (`jax.eval_shape`), or
-    with their classes spread over a mesh (`parallel.spread_over`); None: at once.
+    If `abstract`, the state has shapes and types in place of arrays.
     """
     graphdef, backbone, statistics = nnx.split(model, nnx.Param, ...)
 
@@ -75,7 +70,7 @@ def initial_state(
         )
 
     arguments = (backbone, statistics, objective.init_state())
-    return graphdef, build(start, *arguments) if build else start(*arguments)
+    return graphdef, jax.eval_shape(start, *arguments) if abstract else start(*arguments)
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -161,9 +156,9 @@ def build_step(
         augment_keys, model_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
         images, labels = augment(batch.images, augment_keys, data), batch.labels
         mixed = None
-        if data.mixup or data.cutmix:
+        if data.mixup:
             whole = jax.random.fold_in(jax.random.fold_in(key, state.step), _WHOLE_BATCH)
-            mixed = mix_batch(images, labels, whole, data, axis_name=axis_name)
+            mixed = mix_batch(images, labels, whole, data.mixup, axis_name=axis_name)
             images, labels = mixed.images, mixed.labels
 
         def loss_of(params):
@@ -231,7 +226,6 @@ def build_features(
         return model(normalize(images, data), train=False)  # pyright: ignore[reportCallIssue]
 
     def features(state: TrainState, images: ImageTable) -> np.ndarray:
-        # Without the head, whose classes may be spread over devices.
         backbone = jax.device_put((state.params["backbone"], state.statistics), everywhere)
         count, parts = len(images), []
         # A single device has batches of one size, so that it compiles once for all splits.

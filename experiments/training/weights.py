@@ -70,7 +70,6 @@ def load_weights(
     own: Collection[str] | None = (),
     classes: str = "",
     data: str = "",
-    num_classes: int = 0,
 ) -> tuple[TrainState, list[str]]:
     """A first state with the backbone of a file or another run, and its classifier if it fits.
 
@@ -79,8 +78,8 @@ def load_weights(
     that shares images with `data`, the classifier and the entries `own` of the objective state are
     taken, too, if their names, types and shapes are the same; `own` is None if no classifier is
     trained. A `WeightsError` names entries of the backbone that are missing, unexpected, or of
-    another shape. `num_classes` is that of `Checkpoints`. Second, this returns and logs a line that
-    says what was taken, after those of the runs that the weights come from.
+    another shape. Second, this returns and logs a line that says what was taken, after those of the
+    runs that the weights come from.
     """
     backbone = {"backbone": state.params["backbone"]}
     bare = state._replace(step=None, params=backbone, opt_state=None, objective_state={})
@@ -117,7 +116,7 @@ def load_weights(
 
     folder = checkpoints_folder(path)
     try:
-        with Checkpoints(folder, read_only=True, num_classes=num_classes) as checkpoints:
+        with Checkpoints(folder, read_only=True) as checkpoints:
             (found, origins), _ = checkpoints.read_intact(read, best=True)
     except CheckpointError as error:
         raise WeightsError(f"no backbone can be taken from {path}: {error}") from error

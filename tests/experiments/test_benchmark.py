@@ -1,4 +1,4 @@
-"""The benchmark at small sizes: all forms of a loss are the same loss, and the tables hold them."""
+"""The benchmark at small sizes: all forms of a loss are the same loss, and the table holds them."""
 
 import dataclasses
 import subprocess
@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.benchmark import accelerator, cases, cycles, dense_forms, measure, run
-from experiments.benchmark.cases import CASES, Size
+from experiments.benchmark import cases, cycles, measure, run
+from experiments.benchmark.cases import CASES, Problem, Size, problems_of
 from experiments.benchmark.measure import TOLERANCE, disagreement, jax_program, torch_run
 from experiments.benchmark.package_forms import PACKAGE
-from experiments.benchmark.run import measure_case, run_benchmark, time_table
+from experiments.benchmark.run import measure_problem, run_benchmark, time_table
 from experiments.benchmark.torch_forms import FORMS
 from experiments.cli.main import main
 
 SMALL = Size(24, 12, 4)
 BY_NAME = {case.name: dataclasses.replace(case, paper=SMALL, own=(SMALL,)) for case in CASES}
-
-
 OFTEN = {"softmax", "nca", "direct_sum", "group_softmax", "two_way", "sigmoid_contrastive"}
 
 
@@ -38,13 +36,19 @@ def test_all_forms_agree(case):
     ours = jax_program(case.loss, arrays, case.differentiable)(*arrays)
     assert len(jax.tree.leaves(ours)) == 1 + len(case.differentiable)
     assert all(np.any(result != 0) for result in jax.tree.leaves(ours))
-    for form in filter(None, (case.optax, case.composition, dense_forms.FORMS.get(case.name))):
+    for form in filter(None, (case.optax, case.composition)):
         results = jax_program(form, arrays, case.differentiable)(*arrays)
-        assert max(disagreement(results, ours)) < TOLERANCE
+        assert disagreement(results, ours) < TOLERANCE
     for form in filter(None, (FORMS[case.name], PACKAGE.get(case.name))):
         theirs = torch_run(form, arrays, case.differentiable)()
-        assert max(disagreement(theirs, ours)) < TOLERANCE
+        assert disagreement(theirs, ours) < TOLERANCE
     jax_program(case.floor.run, arrays, None)(*arrays)
+
+
+def test_a_difference_is_relative_to_the_largest_number_and_nan_differs():
+    assert not disagreement([np.array([np.nan])], [np.array([1.0])]) <= TOLERANCE
+    found = disagreement([np.array([0.0, 2.0]), np.ones(1)], [np.array([0.1, 2.0]), np.ones(1)])
+    assert found == pytest.approx(0.05)
 
 
 @pytest.fixture(autouse=True)
@@ -59,157 +63,106 @@ def threads_of_pytorch():
 def quick(monkeypatch):
     """Two turns, and no torch.compile."""
     monkeypatch.setattr(measure, "TURNS", 2)
-    monkeypatch.setattr(measure, "TORCH", {"PyTorch eager": False})
+    for module in (measure, run):
+        monkeypatch.setattr(module, "TORCH", {"PyTorch eager": False})
     monkeypatch.setattr(run, "cores_of_others", lambda: 1.26)
 
 
-def test_numbers_that_are_nan_disagree():
-    (difference,) = disagreement([np.array([np.nan])], [np.array([1.0])])
-    assert not difference <= TOLERANCE
-    (difference,) = disagreement([np.array([0.0, 2.0])], [np.array([0.1, 2.0])])
-    assert difference == pytest.approx(0.05)
+def tiny(name: str, dtype: cases.Dtype = "float32") -> Problem:
+    return Problem(BY_NAME[name], SMALL, dtype, "paper")
 
 
-@pytest.mark.long
-def test_tables(quick, monkeypatch, capsys):
-    monkeypatch.setattr(run, "CASES", tuple(BY_NAME.values()))
-    text = run_benchmark(["softmax", "nca"], "paper", command="a command", allow_load=True)
+def test_the_table_has_a_row_for_each_loss_and_a_column_for_each_form(quick, capsys, tmp_path):
+    output, problems = tmp_path / "table.md", [tiny("softmax"), tiny("nca", "bfloat16")]
+    text = run_benchmark(problems, command="a command", output=output, allow_load=True)
+    assert output.read_text(encoding="utf-8") == text
     assert len(capsys.readouterr().out.splitlines()) == 2
     assert text.startswith("**Other programs used 1.3 of ")
-    assert "a command" in text
-    parts = text.split("### ")[1:]
-    titles = [part.partition("\n")[0] for part in parts]
-    assert titles == ["The size of the paper"]
-    table = [line for line in parts[0].splitlines() if line.startswith("| ")]
-    assert [line.split()[1] for line in table] == ["loss", ":--", "softmax", "nca"]
-    headings = [cell.strip() for cell in table[0].strip("|").split("|")]
-    columns = ["loss", "size", "jaxloss (ms)", "best", "PyTorch eager", "optax", "floor"]
-    assert headings == [*columns, "jaxloss (MB)", "optax (MB)", "gradients (MB)"]
-    assert table[3].count("–") == 2
+    assert "`a command`" in text
+    assert "2 of 2 rows" in text
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("| ")
+    ][-4:]
+    columns = ["loss", "size", "dtype", "jaxloss (ms)", "best", "PyTorch eager", "optax", "floor"]
+    assert rows[0] == [*columns, "jaxloss (MB)", "optax (MB)", "gradients (MB)"]
+    assert rows[2][:3] == ["softmax", "24 × 12 × 4", "float32"]
+    assert rows[3][:3] == ["nca", "24 × 12 × 4", "bfloat16"]
+    assert (rows[3][6], rows[3][9]) == ("–", "–")  # optax has no NCA.
+    assert not {"–"}.intersection(rows[2])
     assert "differs" not in text
+    assert "0 of 2 rows" not in text
+    assert run_benchmark(problems, command="", seconds=-1, allow_load=True) == ""
 
 
-@pytest.mark.long
-def test_a_form_that_disagrees_or_does_not_compile_is_not_timed(quick, monkeypatch):
-    def no_compiler(*arrays):
-        raise RuntimeError("no compiler\nand a long explanation")
-
+def test_a_form_that_differs_or_fails_is_not_timed_and_costs_the_others_nothing(quick, monkeypatch):
     monkeypatch.setitem(FORMS, "sigmoid", FORMS["softmax"])
-    row = measure_case(BY_NAME["sigmoid"], "paper", SMALL)
+    row = measure_problem(tiny("sigmoid"), torch)
     assert row.forms["PyTorch eager"]["failure"].startswith("differs by")
     for name in ("jaxloss", "optax", "floor"):
         assert row.forms[name]["median_ms"] >= row.forms[name]["fastest_ms"] > 0
     assert "differs by" in "".join(time_table([row]))
 
-    monkeypatch.setattr(measure, "TORCH", {"torch.compile": True})
-    monkeypatch.setitem(FORMS, "sigmoid", no_compiler)
-    row = measure_case(BY_NAME["sigmoid"], "paper", SMALL)
-    assert row.forms["torch.compile"]["failure"].endswith("no compiler")
+    calls, form = iter([True] * 2), BY_NAME["sigmoid"].optax
+
+    def once(*arrays):
+        return next(calls) and FORMS["sigmoid_of_targets"](*arrays)
+
+    monkeypatch.setitem(FORMS, "sigmoid", once)
+    row = measure_problem(tiny("sigmoid"), torch)
+    assert row.forms["PyTorch eager"]["failure"].startswith("StopIteration")
+    assert all("ratio" in row.forms[name] for name in ("jaxloss", "optax", "floor"))
+
+    def no_compiler(*arrays):
+        raise RuntimeError("no compiler\nand a long explanation")
+
+    broken = dataclasses.replace(BY_NAME["sigmoid"], loss=no_compiler, optax=form)
+    row = measure_problem(Problem(broken, SMALL, "float32", "paper"), None)
+    assert row.forms["jaxloss"]["failure"].endswith("no compiler")
+    assert row.forms.keys() == {"jaxloss", "optax", "floor"}
+    assert "no compiler" in "".join(time_table([row]))
+    assert "nan" not in "".join(time_table([row]))
 
 
-def test_a_busy_machine_is_refused(monkeypatch, capsys):
+def test_the_rows_of_a_group():
+    assert [row.size for row in problems_of(["nca"], "large")] == [Size(5120, 640, 64)]
+    assert {row.case.name for row in problems_of([], "own")} == {"nca", "classifier"}
+    assert {row.group for row in problems_of(["nca"], "all")} == {"paper", "large", "own"}
+    rows = problems_of(["classifier"], "accelerator", "bfloat16")
+    assert [row.size.C for row in rows] == [100_000, 10_000, 1_000_000]
+
+
+def test_a_busy_machine_and_an_unknown_loss_are_refused(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "cores_of_others", lambda: 0.5)
     assert main(["benchmark", "softmax"]) == 2
     assert "other programs use 0.5 of" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
     assert main(["benchmark", "nca", "lifted"]) == 2
-    assert "lifted" in capsys.readouterr().err
-
-
-# On an accelerator ----
-
-WITHOUT = ("pandas", "psutil", "tabulate", "tyro", "tensorflow_datasets", "grain", "etils")
-TINY = {"classifier": Size(32, 16, 40), "arcface": Size(32, 16, 40)}
-
-
-def tiny(name: str, dtype: cases.Dtype) -> accelerator.Problem:
-    return accelerator.Problem(BY_NAME[name], TINY.get(name, Size(32, 16, 4)), dtype)
-
-
-@pytest.mark.long
-def test_rows_of_an_accelerator(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(accelerator, "_TURNS", 3)
-    monkeypatch.setattr(measure, "TORCH", {"PyTorch eager": False})
-    monkeypatch.setitem(FORMS, "arcface", lambda *arrays: 1 / 0)
-    problems = [tiny("nca", "bfloat16"), tiny("arcface", "float32"), tiny("classifier", "mixed")]
-    output = tmp_path / "table.md"
-    text = accelerator.run_accelerator(problems, command="the command", seconds=60, output=output)
-    assert output.read_text(encoding="utf-8") == text
-    printed = capsys.readouterr().out
-    assert printed.endswith(f"{text}\n")
-    assert printed.count("| nca | 32 × 16 × 4 | bfloat16 |") == 1 + 1 + 1 + 2  # Then the tables.
-    assert "the command" in text
-    assert "3 of 3 rows" in text
-    (failed,) = (line for line in text.splitlines() if "ZeroDivisionError" in line)
-    assert failed.startswith("| arcface | 32 × 16 × 40 | float32 |")
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("nca", "float32"), pytest.param("info_nce", "bfloat16", marks=pytest.mark.long)],
-)
-def test_errors_on_an_accelerator(name, dtype, monkeypatch):
-    """The reference is the dense form in float64: all other forms are compared with it."""
-    monkeypatch.setattr(accelerator, "_TURNS", 1)
-    monkeypatch.setattr(measure, "TORCH", {"PyTorch eager": False})
-    (row,) = accelerator.measured_rows([tiny(name, dtype)], 60)
-    assert not row.failures
-    forms = {"jaxloss", "dense JAX", "PyTorch eager"}
-    assert row.milliseconds.keys() == forms | {"bare products"}
-    allowed = {"float32": (1e-4, 1e-3), "bfloat16": (0.2, 0.6)}[dtype]
-    for form in forms:
-        value, *gradients = row.errors["random"][form]
-        assert value < allowed[0], form
-        assert max(gradients) < allowed[1], form
-    value, *gradients = row.errors["clustered"]["jaxloss"]
-    assert value < 1e-3
-    assert max(gradients) < 0.02
-
-
-def test_a_form_that_fails_while_it_is_timed_costs_the_others_nothing(monkeypatch):
-    monkeypatch.setattr(accelerator, "_TURNS", 1)
-    monkeypatch.setattr(measure, "TORCH", {"PyTorch eager": False})
-    form, calls = FORMS["classifier"], iter([True] * 2)
-    monkeypatch.setitem(FORMS, "classifier", lambda *arrays: next(calls) and form(*arrays))
-    (row,) = accelerator.measured_rows([tiny("classifier", "mixed")], 60)
-    assert row.failures.keys() == {"PyTorch eager"}
-    assert row.milliseconds.keys() == {"jaxloss", "bare products", "dense JAX"}
-
-
-def test_arrays_that_pytorch_cannot_read_cost_the_others_nothing(monkeypatch):
-    monkeypatch.setattr(accelerator, "_TURNS", 1)
-
-    def fail(*arguments, **options):
-        raise RuntimeError("no dlpack")
-
-    monkeypatch.setattr(accelerator, "torch_run", fail)
-    (row,) = accelerator.measured_rows([tiny("classifier", "mixed")], 60)
-    assert set(row.failures.values()) == {"RuntimeError: no dlpack"}
-    assert row.failures.keys() == {"torch.compile", "PyTorch eager"}
-    assert row.milliseconds.keys() == {"jaxloss", "bare products", "dense JAX"}
-
-
-def test_rows_that_would_start_too_late_are_left_out():
-    assert list(accelerator.measured_rows([tiny("nca", "float32")], -1)) == []
+    assert "unknown loss 'lifted'" in capsys.readouterr().err
 
 
 def test_bare_products_in_parts(monkeypatch):
     """They need not hold all scores at once."""
-    problems = [tiny("info_nce", "float32"), tiny("nca", "float32")]
-    arrays = [problem.case.make_arrays(problem.size) for problem in problems]
-    runs = [problem.case.floor.run for problem in problems]
-    whole = [run(*some) for run, some in zip(runs, arrays, strict=True)]
+    some = [BY_NAME["info_nce"], BY_NAME["nca"]]
+    arrays = [case.make_arrays(Size(32, 16, 4)) for case in some]
+    whole = [case.floor.run(*of) for case, of in zip(some, arrays, strict=True)]
     monkeypatch.setattr(cases, "_MOST_SCORES", 32 * 32 // 4)
-    parts = [run(*some) for run, some in zip(runs, arrays, strict=True)]
+    parts = [case.floor.run(*of) for case, of in zip(some, arrays, strict=True)]
     assert jax.tree.leaves(parts)[0].shape == (4, 8, 16)
     for got, expected in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
         np.testing.assert_allclose(got.reshape(expected.shape), expected, rtol=1e-5, atol=1e-3)
+
+
+WITHOUT = ("pandas", "psutil", "tabulate", "tyro", "tensorflow_datasets", "grain", "etils")
 
 
 def test_an_accelerator_needs_no_other_packages():
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys({(*WITHOUT, "torch", "pytorch_metric_learning")}))
-from experiments.benchmark import accelerator
+from experiments.benchmark import run
 from experiments.benchmark.__main__ import main
 try:
     main(["--help"])

@@ -94,9 +94,9 @@ FOLDERS: dict[str, Any] = {"folders": Folders(Path("data"), Path("manual"))}
     ("typed", "function", "expected"),
     [
         (
-            f"train icons --seed 3 --steps 7 --parallel jit --mesh 2x2 --stuck-after 5 {PLACES}",
+            f"train icons --seed 3 --steps 7 --parallel jit --stuck-after 5 {PLACES}",
             "experiments.runs.complete_run",
-            {"plan.config.seed": 3, "plan.config.steps": 7, "mode": "jit", "mesh_shape": "2x2"}
+            {"plan.config.seed": 3, "plan.config.steps": 7, "mode": "jit"}
             | {"stuck_after": 5, **FOLDERS}
             | {"directory": Path("runs/icons-direct-sce+nca-random-seed3")},
         ),
@@ -154,9 +154,9 @@ FOLDERS: dict[str, Any] = {"folders": Folders(Path("data"), Path("manual"))}
             {"topology": "v5e:2x4"},
         ),
         (
-            "compile icons-instances --steps 7 --parallel jit --mesh 2x2 --classes 9",
+            "compile icons --steps 7 --parallel jit --classes 9",
             "experiments.compilation.compile_step",
-            {"config.steps": 7, "mode": "jit", "mesh_shape": "2x2", "classes": 9},
+            {"config.steps": 7, "mode": "jit", "classes": 9},
         ),
     ],
 )
@@ -405,6 +405,10 @@ def test_a_closed_pipe_is_no_traceback():
         ("trian icons", "no command trian; did you mean train?"),
         ("train icon", "no preset icon; did you mean icons?"),
         ("train icons --step 20", "no option --step; did you mean --steps"),
+        ("train icons-names", "no preset icons-names; train two towers with the library, as in"),
+        ("sweep icons-instances", "no preset icons-instances; spread a million classes over"),
+        ("train icons --mesh 2x2", "no option --mesh; the batch is spread over all devices; to"),
+        ("train icons --data.cutmix 1", "no option --data.cutmix; use --data.mixup"),
         ("train icons --learning-rate 1", "did you mean --optimizer.learning-rate"),
         (
             "train icons --qqqq=1",

@@ -21,7 +21,7 @@ CONFIG = GroupSoftmaxConfig()
         ("seed", 2**32, f"must be at least 0 and below {2**32}, got {2**32}"),
         ("data.imbalance", 0.0, "must be above 0 and at most 1, got 0.0"),
         ("data.imbalance", 1.5, "must be above 0 and at most 1, got 1.5"),
-        ("data.erasing", 1.0, "must be at least 0 and below 1, got 1.0"),
+        ("model.dropout", 1.0, "must be at least 0 and below 1, got 1.0"),
         ("data.std", (0.5, 0.0), "must be above 0 and at most 1000000, got 0.0"),
         ("model.widths", (), "needs at least one value"),
         ("data.pad", 10**9, "must be at least 0 and at most 10000, got 1000000000"),

@@ -125,7 +125,7 @@ def test_splits_of_other_classes_hold_classes_out(tmp_path, parts):
 
 def test_few_shot_protocols_split_the_classes(dirs, tmp_path):
     name, folders = name_of(put(tmp_path / "pets", COUNTS)), Folders(**dirs)
-    for preset in ("folder-few-shot", "icons-margin", "icons-instances"):
+    for preset in ("folder-few-shot", "icons-margin"):
         protocol = build_protocol(config_of(preset, name))
         if preset == "icons-margin":
             config = config_of(preset, name)

@@ -17,7 +17,7 @@ from sklearn.preprocessing import normalize
 
 import jaxloss
 from experiments.assembly import plan_run
-from experiments.config import DataConfig, ModelConfig, SamplingConfig
+from experiments.config import ModelConfig, SamplingConfig
 from experiments.contracts import Objective, Outputs, Problem
 from experiments.data.augment import mix_batch
 from experiments.errors import ConfigError
@@ -138,8 +138,7 @@ def test_a_mixed_batch_has_the_lengths_of_its_own_labels():
     share = 0.7
 
     def mixed_loss(x, y):
-        data, key = DataConfig(mixup=1.0), jax.random.key(0)
-        partners = mix_batch(x, y, key, data, axis_name="data").other_labels
+        partners = mix_batch(x, y, jax.random.key(0), 1.0, axis_name="data").other_labels
         own, other = (objective.loss(x, labels, {}, state).value for labels in (y, partners))
         return share * own + (1 - share) * other
 

@@ -107,7 +107,7 @@ def test_everything_happens_at_its_step_and_every_part_of_the_state_is_resumed(t
     initial = TrainState(zero, {"backbone": zero}, zero, zero, zero)
     parts = loop.Parts(
         initial,
-        data_parallel("jit", step, initial),
+        data_parallel("jit", step),
         read,
         ahead=False,
         images_per_step=4,

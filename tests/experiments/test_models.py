@@ -5,7 +5,7 @@ On several devices, the tests of the training step have Conv-4 and ResNet-12.
 
 from dataclasses import replace
 from functools import partial
-from unittest.mock import Mock
+from typing import Any
 
 import chex
 import jax
@@ -17,7 +17,7 @@ from jax import lax
 
 from experiments.config import ModelConfig
 from experiments.errors import ConfigError
-from experiments.models import Conv4, build_backbone, convolution, layers
+from experiments.models import build_backbone, convolution
 from experiments.models.convolution import Conv, convolve
 from experiments.models.layers import (
     LayerOptions,
@@ -93,21 +93,14 @@ def test_feature_shapes(backbone, image_shape, positions, pooling):
         # 9·3·64 + 3·9·64² kernels and 4·2·64 of the normalisation.
         (ModelConfig(), 84, 9 * 3 * 64 + 3 * 9 * 64**2 + 4 * 2 * 64, 25 * 64),
         (photographs.RESNET12, 84, 12_424_320, 640),
-        # The published counts, less those of a classifier of 1000 or 10 classes.
+        # The published counts, less those of a classifier of 1000 or 10 classes (2,049,000 of 50).
         (RESNET18, 224, 11_689_512 - 513_000, 512),
-        pytest.param(
-            *(photographs.RESNET50, 224, 25_557_032 - 2_049_000, 2048), marks=pytest.mark.long
-        ),
+        pytest.param(*(photographs.RESNET50, 224, 23_508_032, 2048), marks=pytest.mark.long),
         (photographs.RESNET32, 32, 464_154 - 650, 64),
-        # Two shortcuts of 3×3 convolutions, each with its normalisation; a linear layer.
-        (
+        (  # Two shortcuts of 3×3 convolutions, each with its normalisation; a linear layer.
             replace(photographs.RESNET32, shortcut="conv3x3", dim=50, projection="linear"),
-            32,
-            464_154 - 650 + 9 * (16 * 32 + 32 * 64) + 2 * (32 + 64) + 64 * 50 + 50,
-            50,
+            *(32, 464_154 - 650 + 9 * (16 * 32 + 32 * 64) + 2 * (32 + 64) + 64 * 50 + 50, 50),
         ),
-        # Normalisation alone.
-        (replace(photographs.RESNET32, projection="norm"), 32, 464_154 - 650 + 2 * 64, 64),
         (WRN_28_10, 80, 36_479_194 - 6_410, 640),
         # WRN-16-4.
         (replace(WRN_28_10, widths=(64, 128, 256), blocks=(2, 2, 2)), 32, 2_748_890 - 2_570, 256),
@@ -125,11 +118,11 @@ def test_parameter_counts_are_the_known_ones(config, size, parameters, features)
 def test_max_pools_equal_windows(size, padding):
     """With their gradients, of odd and even sides, and of negative values at the border."""
     x = jax.random.normal(jax.random.key(0), (2, 7, 10, 3)) - 1
+    around = 2 * (padding,)
 
     def windows(x):
-        window, strides = (1, size, size, 1), (1, 2, 2, 1)
-        around = ((0, 0), (padding, padding), (padding, padding), (0, 0))
-        return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, around)
+        pads = ((0, 0), around, around, (0, 0))
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, size, size, 1), (1, 2, 2, 1), pads)
 
     def both(pool):
         weights = jax.random.normal(jax.random.key(1), windows(x).shape)
@@ -139,8 +132,7 @@ def test_max_pools_equal_windows(size, padding):
 
 
 def test_conv4_equals_its_formula():
-    model = build(ModelConfig(widths=(4, 4, 4, 6)), (16, 16, 4))
-    assert isinstance(model, Conv4)
+    model: Any = build(ModelConfig(widths=(4, 4, 4, 6)), (16, 16, 4))
     images = images_of(5, (16, 16, 4))
     x = np.asarray(images, np.float64)
     for layer in model.layers:
@@ -178,17 +170,10 @@ def test_resnet_block_equals_its_formula():
     )
 
 
-@pytest.mark.parametrize(
-    ("shape", "size"),
-    [
-        ((10, 12), 5),
-        *(pytest.param(shape, 5, marks=pytest.mark.long) for shape in ((21, 21), (5, 5), (2, 2))),
-    ],
-)
-def test_drop_block_removes_about_the_rate_and_keeps_the_sum(shape, size):
+@pytest.mark.parametrize("shape", [(10, 12), pytest.param((2, 2), marks=pytest.mark.long)])
+def test_drop_block_removes_about_the_rate_and_keeps_the_sum(shape):
     x = jnp.ones((64, *shape, 32))
-    keys = jax.random.split(jax.random.key(0), 64)
-    y = drop_block(x, keys, rate=0.1, block_size=size)
+    y = drop_block(x, jax.random.split(jax.random.key(0), 64), rate=0.1, block_size=5)
     removed = float((y == 0).mean())
     assert 0.075 < removed < 0.11, "blocks overlap, so that a little less than the rate goes"
     np.testing.assert_allclose(y.sum((1, 2, 3)), x[0].size, rtol=4 * FLOAT32)
@@ -218,12 +203,11 @@ def test_what_is_dropped_follows_the_key_of_the_sample(drop):
 
 
 def test_dropout_keeps_the_sum_and_the_type():
-    x = jnp.arange(1, 6).reshape(5, 1, 1, 1) * jnp.ones((5, 20, 20, 10), jnp.bfloat16)
-    y = jax.jit(partial(dropout, rate=0.3))(x, jax.random.split(jax.random.key(0), 5))
+    x = jnp.ones((5, 20, 20, 10), jnp.bfloat16)
+    y = dropout(x, jax.random.split(jax.random.key(0), 5), rate=0.3)
     assert y.dtype == jnp.bfloat16
     assert 0.28 < float((y == 0).mean()) < 0.32
-    y = np.asarray(y, np.float32) / np.arange(1, 6).reshape(5, 1, 1, 1)
-    np.testing.assert_allclose(y[y != 0], 1 / 0.7, rtol=1e-2)
+    np.testing.assert_allclose(np.asarray(y, np.float32)[y != 0], 1 / 0.7, rtol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -249,25 +233,16 @@ def test_a_network_drops_in_training_only_and_needs_keys(config, side):
         model(images, train=True)
 
 
-@pytest.mark.parametrize(("step", "rate"), [(0, 0.0), (10, 0.1), (20, 0.2), (90, 0.2)])
-def test_the_last_two_stages_have_drop_block_and_those_before_dropout(monkeypatch, step, rate):
+@pytest.mark.parametrize(("step", "rate"), [(0, 0.0), (10, 0.1), (90, 0.2)])
+def test_the_last_two_stages_have_drop_block_and_those_before_dropout(step, rate):
     config = ModelConfig(dropout=0.3, drop_block=0.2, drop_block_size=3, drop_block_steps=20)
-    x, keys = jnp.ones((2, 4, 4, 3)), jax.random.split(jax.random.key(0), 2)
-    monkeypatch.setattr(layers, "dropout", dropped := Mock())
-    monkeypatch.setattr(layers, "drop_block", blocks := Mock())
-    for drop, options, stages in (
-        (dropped, {"rate": 0.3}, (2, 3)),
-        (blocks, {"rate": pytest.approx(rate), "block_size": 3}, (0, 1)),
-    ):
-        for stages_after in stages:
-            y = drop_after_block(
-                x, keys, jnp.array(step), config, number=5, stages_after=stages_after
-            )
-            assert y is drop.return_value
-            (given, own), found = drop.call_args
-            assert given is x
-            assert (own == jax.vmap(lambda key: jax.random.fold_in(key, 5))(keys)).all()
-            assert found == options
+    x, keys = jnp.ones((2, 12, 12, 8)), jax.random.split(jax.random.key(0), 2)
+    own = jax.vmap(lambda key: jax.random.fold_in(key, 5))(keys)
+    blocks = drop_block(x, own, rate=rate, block_size=3)
+    for stages_after, expected in enumerate((blocks, blocks, *2 * [dropout(x, own, rate=0.3)])):
+        how = {"number": 5, "stages_after": stages_after}
+        found = drop_after_block(x, keys, jnp.array(step), config, **how)
+        np.testing.assert_allclose(found, expected, rtol=4 * FLOAT32)
     assert drop_after_block(x, keys, None, ModelConfig(), number=5, stages_after=0) is x
 
 
@@ -300,8 +275,6 @@ def test_bfloat16_is_the_type_of_the_products_alone(backbone):
         (ModelConfig(widths=(64, 64, 64)), SIDE, "widths of conv4 needs 4 numbers"),
         (ModelConfig(blocks=(1, 1, 1, 1)), SIDE, r"conv4 does not support model\.blocks"),
         (ModelConfig(drop_block=0.1), SIDE, "conv4 does not support model.drop_block, got 0"),
-        (replace(RESNET18, blocks=(2, 2)), SIDE, "blocks of resnet18 needs 4 numbers"),
-        (replace(photographs.RESNET50, dropout=0.1), SIDE, "resnet50 does not support model.dr"),
         (replace(RESNET18, projection="norm", dim=3), SIDE, "norm needs model.dim = 0, got 3"),
         (replace(RESNET18, projection="linear"), SIDE, "projection = linear needs model.dim"),
         (replace(SMALL["swin"], widths=(32, 64, 70, 96)), SIDE, "swin must be multiples of 32"),
@@ -388,12 +361,7 @@ def test_accelerators_have_the_convolutions_of_xla(platform):
 def test_the_layer_has_the_parameters_of_flax():
     options = LayerOptions(jnp.float32, None, nnx.Rngs(0))
     ours, theirs = conv(2, 4, 3, options), conv(2, 4, 3, options, stride=2)
-    assert isinstance(ours, Conv)
-    assert not isinstance(theirs, Conv)
+    assert (type(ours), type(theirs)) == (Conv, nnx.Conv)
     chex.assert_trees_all_equal_shapes(*(nnx.state(layer) for layer in (ours, theirs)))
-    x = random((2, 6, 5, 2))
-    chex.assert_trees_all_close(
-        ours(x), by_xla(x, ours.kernel[...]), rtol=4 * FLOAT32, atol=4 * FLOAT32
-    )
     half = conv(2, 4, 3, LayerOptions(jnp.bfloat16, None, nnx.Rngs(0)))
-    assert half(x).dtype == jnp.bfloat16
+    assert half(random((2, 6, 5, 2))).dtype == jnp.bfloat16

@@ -1,6 +1,5 @@
 """Networks against PyTorch, and weights to start from: torchvision's files, and other runs."""
 
-import re
 import sys
 from collections import OrderedDict
 from dataclasses import replace
@@ -20,7 +19,6 @@ from safetensors.numpy import load_file, save_file
 from experiments.config import ModelConfig
 from experiments.models.layers import ConvNorm, LayerOptions, dropout
 from experiments.presets import photographs
-from experiments.training import weights
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.step import TrainState
 from experiments.training.weights import WeightsError, load_weights
@@ -215,13 +213,12 @@ def test_initial_values():
 
 
 def test_stochastic_depth_drops_whole_branches_by_the_key_of_the_image():
-    x = jnp.ones((2000, 3, 2))
-    keys = jax.random.split(jax.random.key(0), 2000)
+    x, keys = jnp.ones((2000, 3, 2)), jax.random.split(jax.random.key(0), 2000)
     y = np.asarray(dropout(x, keys, rate=0.3, whole=True))
     assert set(np.unique(y).tolist()) == {0.0, np.float32(1 / 0.7)}
     kept = (y > 0).reshape(2000, -1)
     assert (kept.all(1) == kept.any(1)).all()
-    assert kept[:, 0].mean() == pytest.approx(0.7, abs=0.04)
+    assert kept.mean() == pytest.approx(0.7, abs=0.04)
     np.testing.assert_array_equal(dropout(x[3:5], keys[3:5], rate=0.3, whole=True), y[3:5])
 
 
@@ -261,26 +258,14 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("backbone", ["resnet18", "resnet50"])
-def test_names_and_shapes_are_those_of_torchvision(backbone, tmp_path, monkeypatch):
-    config = replace(photographs.RESNET50, backbone=backbone)
-    # An empty file lacks every entry: the message lists all that is needed.
-    monkeypatch.setattr(weights, "some_lines", partial(weights.some_lines, most=1000))
-    save_file({}, path := tmp_path / "empty.safetensors")
-    with pytest.raises(WeightsError) as error:
-        load_backbone(path, *trees(config))
-    wanted = dict(re.findall(r"(\S+) \[([\d, ]+)\]: missing", str(error.value)))
-    wanted = {name: tuple(map(int, shape.split(", "))) for name, shape in wanted.items()}
-    blocks = (2, 2, 2, 2) if backbone == "resnet18" else (3, 4, 6, 3)
-    module = torch_backbone(replace(config, blocks=blocks))
-    names = {n: tuple(t.shape) for n, t in module.state_dict().items() if "tracked" not in n}
-    assert wanted == names
-    if backbone == "resnet50":
-        assert PUBLISHED.items() <= wanted.items()
-        assert len(wanted) == 53 * 5
-    else:
-        assert "layer1.0.downsample.0.weight" not in wanted
-        assert len(wanted) == 20 * 5
+def test_names_and_shapes_are_those_of_torchvision():
+    """Those of the networks that files are compared with above."""
+    published = replace(photographs.RESNET50, blocks=(3, 4, 6, 3))
+    tensors = torch_backbone(published).state_dict()
+    names = {n: tuple(t.shape) for n, t in tensors.items() if "tracked" not in n}
+    assert PUBLISHED.items() <= names.items()
+    model = nnx.eval_shape(lambda: build(published, (32, 32, 3)))
+    assert len(names) == len(jax.tree.leaves(nnx.state(model))) == 53 * 5
 
 
 def test_other_float_types_are_widened(file):
@@ -292,43 +277,23 @@ def test_other_float_types_are_widened(file):
     assert norm["scale"][...].dtype == jnp.float32
 
 
-@pytest.mark.parametrize(
-    ("changes", "messages"),
-    [
-        ({"bn1.bias": None}, ["bn1.bias [4]: missing"]),
-        ({"layer1.2.bn1.bias": np.ones(4)}, ["layer1.2.bn1.bias: unexpected"]),
-        (
-            {"conv1.weight": np.ones((4, 1, 7, 7), np.float32)},
-            ["conv1.weight: [4, 1, 7, 7] in the file, [4, 3, 7, 7] wanted"],
-        ),
-        (
-            {f"other{i}": np.ones(1) for i in range(12)} | {"bn1.weight": None},
-            ["bn1.weight [4]: missing", "other0: unexpected", "and 3 more"],
-        ),
-    ],
-)
-def test_what_does_not_fit_is_named(file, changes, messages):
-    change(file, changes)
-    with pytest.raises(WeightsError) as error:
-        load_backbone(file, *trees())
-    for message in messages:
-        assert message in str(error.value)
-
-
 def test_files_that_cannot_be_taken_are_named(file, tmp_path, monkeypatch):
+    def refused(words, path=file, config=SMALL["resnet18"]):
+        with pytest.raises(WeightsError, match=words):
+            load_backbone(path, *trees(config))
+
     for config in (ModelConfig(), SMALL["wrn28"]):
-        with pytest.raises(WeightsError, match="file of weights is for resnet18, resnet50 or swin"):
-            load_backbone(file, *trees(config))
-    with pytest.raises(WeightsError, match=r"neither a file \*\.safetensors nor a run"):
-        load_backbone(tmp_path / "other.safetensors", *trees())
-    with pytest.raises(WeightsError, match="no backbone can be taken from"):
-        load_backbone(tmp_path, *trees())
+        refused("file of weights is for resnet18, resnet50 or swin", config=config)
+    refused(r"neither a file \*\.safetensors nor a run", tmp_path / "other.safetensors")
+    refused("no backbone can be taken from", tmp_path)
+    change(file, {"conv1.weight": np.ones((4, 1, 7, 7), np.float32)})
+    refused(r"conv1.weight: \[4, 1, 7, 7\] in the file, \[4, 3, 7, 7\] wanted")
+    change(file, {f"other{i}": np.ones(1) for i in range(12)} | {"bn1.weight": None})
+    refused(r"(?s)bn1.weight \[4\]: missing.*other0: unexpected.*and 4 more")
     file.write_bytes(file.read_bytes()[:-5])
-    with pytest.raises(WeightsError, match=r"weights\.safetensors is damaged"):
-        load_backbone(file, *trees())
+    refused(r"weights\.safetensors is damaged")
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(WeightsError, match=r"pip install \"jaxloss\[weights\]\""):
-        load_backbone(file, *trees())
+    refused(r"pip install \"jaxloss\[weights\]\"")
 
 
 def save_run(folder, config, accuracies):
@@ -364,6 +329,5 @@ def test_a_run_gives_the_backbone_of_its_best_checkpoint(tmp_path, accuracies, s
 def test_a_run_of_another_backbone_is_refused(tmp_path):
     save_run(tmp_path / "checkpoints", replace(SMALL["resnet18"], blocks=(1, 1, 1, 1)), [None])
     named = "params/backbone/stages/0/1/layers/0/conv/kernel.*: not in the checkpoint"
-    with pytest.raises(WeightsError, match=named) as error:
+    with pytest.raises(WeightsError, match=named):
         load_backbone(tmp_path, *trees())
-    assert "classifier" not in str(error.value)

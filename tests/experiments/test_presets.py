@@ -124,8 +124,6 @@ FROZEN = {
     "icons-longtail": ("icons", 3200, 128, 1.0, 0.0002, 0),
     "kanji": ("kanji", 1200, 64, 0.03, 0.0001, 0),
     "icons-two-way": ("icons", 800, 128, 0.1, 0.0001, 0),
-    "icons-instances": ("icons", 800, 128, 0.003, 1e-05, 0),
-    "icons-names": ("icons", 1200, 128, 0.003, 1e-05, 0),
     "icons-margin": ("icons", 800, 128, 0.003, 1e-05, 200),
     "folder": ("folder:", 600, 32, 0.002, 1e-05, 0),
     "folder-few-shot": ("folder:", 600, 32, 0.002, 1e-05, 0),

@@ -44,11 +44,11 @@ PODS = (ROOT / "experiments" / "PODS.md").read_text(encoding="utf-8")
 
 
 SPREAD = [
-    *("-m", "experiments", "train", "icons-instances", "--distributed", *TINY_OPTIONS),
-    *("--parallel", "jit", "--mesh", "1x4", "--steps", "20", "--validate-every", "4"),
+    *("-m", "experiments", "train", "icons", "--distributed", *TINY_OPTIONS),
+    *("--loss.name", "sce", "--parallel", "jit", "--steps", "20", "--validate-every", "4"),
     *("--log-every", "1"),
 ]
-"""A run whose classes are spread over both processes, with five checkpoints."""
+"""A run by a sharded jit over both processes, with five checkpoints."""
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_one_process_reads_what_two_have_written(tmp_path, folders, undisturbed)
     shutil.copytree(undisturbed, one)
     shutil.rmtree(one / "checkpoints" / "20")
     assert saved_steps(one)[-1] == 16
-    train_run(plan_run(config_of(one)), one, folders, mode="jit", mesh_shape="2x2")
+    train_run(plan_run(config_of(one)), one, folders, mode="jit")
     chex.assert_trees_all_close(final_state(one), final_state(undisturbed), atol=1e-3)
 
 

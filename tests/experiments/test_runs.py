@@ -24,7 +24,6 @@ from experiments.protocols.few_shot import IntegrationEvaluation
 from experiments.protocols.few_shot_data import FewShotData
 from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
 from experiments.protocols.hyperspherical import HypersphericalConfig, HypersphericalLoss
-from experiments.protocols.instance import InstanceConfig
 from experiments.protocols.integration import IntegratedLoss
 from experiments.protocols.negative_margin import NegativeMarginConfig
 from experiments.reporting.run import read_episodes, report_text, write_report
@@ -72,8 +71,7 @@ def begin(directory, config, folders, **how):
     state = parts.initial._replace(**moved)
     if not directory.exists() or not any(directory.iterdir()):
         claim_run_directory(directory, config_to_dict(config))
-    number = len(parts.class_counts)
-    with Checkpoints(directory / "checkpoints", num_classes=number) as checkpoints:
+    with Checkpoints(directory / "checkpoints") as checkpoints:
         meta = {"config": config_to_dict(config), "classes": parts.classes}
         meta |= {"origins": parts.origins, "classifier": parts.classifier}
         checkpoints.save(1, state, meta=meta)
@@ -147,7 +145,7 @@ def test_a_run_says_that_its_weights_have_seen_test_images(tmp_path, folders, ca
     )
     assert caplog.messages.count(line) == 2
     for run, count in ((some, 1), (more, 1)):
-        with Checkpoints(run / "checkpoints", read_only=True, num_classes=100) as checkpoints:
+        with Checkpoints(run / "checkpoints", read_only=True) as checkpoints:
             assert checkpoints.meta(1)["origins"].count(line) == count
     novel, weights = ClassificationData(class_split="novel"), of_weights(config, few)
     novel = dataclasses.replace(config, data=novel, model=weights)
@@ -214,16 +212,6 @@ def test_what_is_random_follows_the_seed_and_every_process_reads_its_rows(folder
         monkeypatch.setattr(jax, "process_index", lambda rank=rank: rank)
         shares.append(runs[0].read(3))
     chex.assert_trees_all_equal(jax.tree.map(lambda *x: np.concatenate(x), *shares), whole)
-
-
-@pytest.mark.usefixtures("small_network")
-def test_classes_that_are_spread_over_devices_start_from_a_run(tmp_path, folders):
-    config = InstanceConfig(model=TINY.model, sampling=TINY.sampling)
-    before = begin(tmp_path, config, folders).params["classifier"]["kernel"]
-    kernel = from_run(tmp_path, config, folders, mode="jit", mesh_shape="1x4").params["classifier"]
-    (kernel,) = kernel.values()
-    assert not kernel.sharding.is_fully_replicated
-    np.testing.assert_array_equal(kernel[:, : before.shape[1]], before)
 
 
 def test_the_report_has_the_metrics_of_the_best_and_of_the_last_checkpoint(few_shot_run, folders):

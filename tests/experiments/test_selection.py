@@ -37,10 +37,8 @@ def test_a_test_split_of_its_own_is_kept_whole():
 def test_smaller_subsets_are_part_of_larger_ones():
     few, more = (select(LABELS, classes=count) for count in (3, 5))
     assert set(few.classes) < set(more.classes)
-    assert len(few.classes) == 3
     few, more = (select(LABELS, samples_per_class=count) for count in (4, 9))
     assert set(few.rows["train"]) < set(more.rows["train"])
-    np.testing.assert_array_equal(few.rows["test"], more.rows["test"])
     available = COUNTS - more.counts(LABELS, "test")
     np.testing.assert_array_equal(more.counts(LABELS, "train"), np.minimum(available, 9))
 
@@ -65,8 +63,6 @@ def test_subset_seeds_draw_other_classes_and_training_images():
     assert len({tuple(selection.rows["train"]) for selection in few}) == 3
     for split in ("validation", "test"):
         assert len({tuple(selection.rows[split]) for selection in few}) == 1
-    more = select(LABELS, samples_per_class=9, holdout=0.2, subset_seed=2)
-    assert set(few[2].rows["train"]) < set(more.rows["train"])
 
 
 def test_the_default_subset_stays():

@@ -202,7 +202,7 @@ def test_a_value_that_is_not_finite_ends_the_run():
 def test_a_step_mixes_the_losses_of_its_labels(monkeypatch, mixed_labels):
     """The loss of mixed images is shared by their labels as the pixels are, or has one label.
 
-    It is the first of the mixed batch, which is the partner's where CutMix's box is large.
+    It is the first of the mixed batch.
     """
     exchanged = mixed_labels == "larger"
 

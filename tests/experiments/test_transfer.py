@@ -99,7 +99,7 @@ def test_the_command_writes_what_classifiers_on_the_features_give(
         Labelled(np.asarray(own.features)[rows[s]], labels[rows[s]])
         for s in ("train", "validation")
     )
-    expected = evaluate_linear(chosen, held_out, test, penalties=PENALTIES)._asdict()
+    expected = evaluate_linear(chosen, held_out, test, penalties=PENALTIES)
     assert report["result"].keys() == expected.keys()
     for name, value in expected.items():
         assert report["result"][name] == pytest.approx(value, rel=1e-3), name
