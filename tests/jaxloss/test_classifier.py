@@ -22,26 +22,13 @@ OPTIONS = {
 }
 
 
-def composition(
-    features,
-    labels,
-    weights,
-    bias,
-    similarity="inner",
-    margin=0.0,
-    scale=1.0,
-    label_smoothing=0.0,
-    **masks,
-):
+def composition(features, labels, weights, bias, similarity="inner", margin=0.0, scale=1.0, **more):
     """The same loss of logits `[n, C]`."""
-    if similarity == "cosine":
-        logits = jaxloss.cosine_logits(features, weights)
-        logits = logits if bias is None else logits + bias[None, :]
-    else:
-        logits = jaxloss.linear_logits(features, weights, bias)
+    cosine = similarity == "cosine"
+    logits = (jaxloss.cosine_logits if cosine else jaxloss.linear_logits)(features, weights)
+    logits = logits if bias is None else logits + bias[None, :]
     target = jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)
-    scaled = scale * (logits - margin * target)
-    return jaxloss.softmax_loss(scaled, labels, label_smoothing=label_smoothing, **masks)
+    return jaxloss.softmax_loss(scale * (logits - margin * target), labels, **more)
 
 
 def problem(options, dtype: Any = np.float32, n=16, dim=6, classes=CLASSES) -> tuple[Any, ...]:
@@ -67,12 +54,12 @@ def test_classes_that_are_switched_off(similarity, block_size):
 
     expected = run(composition)
     assert np.isfinite(expected[0])
-    got = run(jaxloss.classifier_loss, block_size=block_size)
+    loss = partial(jaxloss.classifier_loss, block_size=block_size)
+    got = run(loss)
     assert_close(got, expected, FLOAT32)
     assert not got[1][1][:, 4:].any()
     # As the target, such a class has an infinite loss.
-    loss = jax.jit(partial(jaxloss.classifier_loss, reduction="none", block_size=block_size))
-    losses = loss(features, labels.at[3].set(4), weights, bias)
+    losses = jax.jit(partial(loss, reduction="none"))(features, labels.at[3].set(4), weights, bias)
     np.testing.assert_array_equal(np.isposinf(losses), np.arange(16) == 3)
     assert np.isfinite(np.delete(losses, 3)).all()
 
@@ -104,16 +91,14 @@ def test_products_that_wait_in_the_gradient(centres):
 )
 def test_reverse_over_reverse(name):
     with enable_x64(True):
-        features, labels, weights, bias = problem(OPTIONS[name], np.float64)
-        leaves = (features, weights, bias)
+        features, labels, *rest = problem(OPTIONS[name], np.float64)
 
         def product(loss):
-            def slope(leaves):
-                loss_of = partial(loss, **OPTIONS[name])
-                grads = jax.grad(lambda x: loss_of(x[0], labels, *x[1:]))(leaves)
+            def slope(x):
+                grads = jax.grad(lambda x: loss(x[0], labels, *x[1:], **OPTIONS[name]))(x)
                 return sum(jnp.sum(jnp.sin(3 * g)) for g in jax.tree.leaves(grads))
 
-            return jax.jit(jax.grad(slope))(leaves)
+            return jax.jit(jax.grad(slope))((features, *rest))
 
         expected = product(composition)
         assert magnitude(expected) > 1e-3
@@ -123,23 +108,19 @@ def test_reverse_over_reverse(name):
 def test_confident_samples():
     """Relative to the other logits, the exponential of the target would overflow."""
     loss = partial(jaxloss.classifier_loss, labels=jnp.array([0]), weights=jnp.eye(2), block_size=1)
-    gradient = jax.grad(loss)
-    x = jnp.array([[200.0, 0.0]])
-    product = jax.jit(jax.grad(lambda x: jnp.vdot(gradient(x), x)))(x)
-    assert np.all(np.isfinite(product))
-    for block_size in (1, 2):  # Of a single class.
+    product = jax.jit(jax.grad(lambda x: jnp.vdot(jax.grad(loss)(x), x)))
+    assert np.all(np.isfinite(product(jnp.array([[200.0, 0.0]]))))
+    arrays = jnp.ones((3, 2)), jnp.zeros(3, jnp.int32), jnp.ones((2, 1))  # Of a single class.
+    for block_size in (1, 2):
         loss = partial(jaxloss.classifier_loss, block_size=block_size)
-        arrays = jnp.ones((3, 2)), jnp.zeros(3, jnp.int32), jnp.ones((2, 1))
         assert magnitude(jax.jit(jax.value_and_grad(loss, argnums=(0, 2)))(*arrays)) == 0
 
 
 def test_forward_mode_takes_a_single_block():
     features, labels, weights, _ = problem({})
 
-    def tangent(block_size):
-        def loss(features):
-            return jaxloss.classifier_loss(features, labels, weights, block_size=block_size)
-
+    def tangent(size):
+        loss = partial(jaxloss.classifier_loss, labels=labels, weights=weights, block_size=size)
         return jax.jit(lambda x: jax.jvp(loss, (x,), (x,))[1])(features)
 
     assert magnitude(tangent(CLASSES)) > 0
@@ -162,23 +143,23 @@ def test_memory(similarity, dtype):
     n, dim, classes, block_size = 48, 64, 5000, 256
     specs = ((n, dim), np.float32), ((n,), np.int32), ((dim, classes), dtype)
     loss = partial(jaxloss.classifier_loss, similarity=similarity, block_size=block_size)
-
-    def temporaries(function):
-        text, size = compiled(function, *specs)
-        assert f"[{n},{classes}]" not in text
-        return size
-
-    bound = dim * classes  # A quarter of the weights in float32.
-    assert temporaries(loss) < bound
     # On a CPU, the gradient of bfloat16 weights is collected in float32.
     collected = 4 * dim * classes if dtype == "bfloat16" else 0
-    assert temporaries(jax.value_and_grad(loss, argnums=(0, 2))) < bound + collected
+    for function, of_weights in ((loss, 0), (jax.value_and_grad(loss, argnums=(0, 2)), collected)):
+        text, size = compiled(function, *specs)
+        assert f"[{n},{classes}]" not in text
+        assert size < dim * classes + of_weights  # A quarter of the weights in float32.
 
 
 # Classes on several devices ----
 
-
 mesh = partial(harness.mesh, names=("batch", "classes"))
+
+
+def over_classes(loss):
+    specs = (P(), P(), P(None, "classes"), P("classes"))
+    loss = partial(loss, class_axis_name="classes")
+    return jax.shard_map(loss, mesh=mesh((1, 4)), in_specs=specs, out_specs=P())
 
 
 @pytest.mark.slow
@@ -195,16 +176,12 @@ def test_a_device_may_have_no_class_that_counts(block_size, off, options, tolera
     """The last two of four devices have classes that are switched off by their bias."""
     features, labels, weights, bias = problem({})
     labels, bias = labels % 5, jnp.where(jnp.arange(CLASSES) < 5, bias, off)
-    loss = partial(
-        jaxloss.classifier_loss, block_size=block_size, class_axis_name="classes", **options
-    )
-    specs = (P(), P(), P(None, "classes"), P("classes"))
-    spread = jax.shard_map(loss, mesh=mesh((1, 4)), in_specs=specs, out_specs=P())
+    loss = partial(jaxloss.classifier_loss, block_size=block_size, **options)
 
     def run(loss, weights, bias):
         return jax.jit(jax.value_and_grad(loss, (0, 2)))(features, labels, weights, bias)
 
-    value, (d_features, d_weights) = run(spread, weights, bias)
+    value, (d_features, d_weights) = run(over_classes(loss), weights, bias)
     expected = run(partial(composition, **options), weights[:, :5], bias[:5])
     assert_close((value, (d_features, d_weights[:, :5])), expected, tolerance)
     assert not d_weights[:, 5:].any()
@@ -229,9 +206,9 @@ def test_classes_on_devices_with_gradients(name, shape, way, masked):
     of_params = {"kernel": P(), "weights": P(None, "classes"), "bias": P("classes")}
 
     def objective(loss, params, batch):
-        given = dict(batch)
-        rows = given.pop("inputs") @ params["kernel"], given.pop("labels")
-        return loss(*rows, params["weights"], params["bias"], **given, **OPTIONS[name])
+        (inputs, labels), masks = batch
+        arrays = inputs @ params["kernel"], labels, params["weights"], params["bias"]
+        return loss(*arrays, **masks, **OPTIONS[name])
 
     def step(params, batch):
         value, grads = jax.value_and_grad(on_devices)(params, batch)
@@ -250,18 +227,18 @@ def test_classes_on_devices_with_gradients(name, shape, way, masked):
     with enable_x64(True):
         _, labels, weights, bias = problem(OPTIONS[name], np.float64)
         params = {"kernel": jnp.asarray(rng.normal(size=(5, 6))), "weights": weights, "bias": bias}
-        batch = {"inputs": jnp.asarray(rng.normal(size=(16, 5))), "labels": labels}
+        inputs, masks = jnp.asarray(rng.normal(size=(16, 5))), {}
         if masked:
-            batch["labels"] = labels.at[np.array([2, 9])].set(-1)
-            batch["where"] = jnp.arange(16) > 4
-            batch["sample_weights"] = jnp.asarray(rng.uniform(0.2, 2.0, 16))
+            labels = labels.at[np.array([2, 9])].set(-1)
+            sample_weights = jnp.asarray(rng.uniform(0.2, 2.0, 16))
+            masks = {"where": jnp.arange(16) > 4, "sample_weights": sample_weights}
+        batch = (inputs, labels), masks
         if "inside" in way:
             function = spread(step, out_specs=(P(), of_params))
         else:
             function = jax.value_and_grad(spread(on_devices, out_specs=P()))
         got = jax.jit(function, compiler_options=QUICK)(params, batch)
-        alone = jax.value_and_grad(partial(objective, composition))
-        expected = jax.jit(alone)(params, batch)
+        expected = jax.jit(jax.value_and_grad(partial(objective, composition)))(params, batch)
         assert magnitude(expected[1]["kernel"]) > 1e-2
         assert_close(got, expected, 1e-12)
 
@@ -272,15 +249,11 @@ def test_labels_are_indices_among_all_classes(dtype):
     """By `shard_map`, and by `pmap`, where each device has all rows and its columns."""
     features, labels, weights, bias = problem({})
     labels = labels.at[3].set(CLASSES).astype(dtype)
-    loss = partial(
-        jaxloss.classifier_loss, class_axis_name="classes", block_size=2, reduction="none"
-    )
-    specs = (P(), P(), P(None, "classes"), P("classes"))
-    run = jax.jit(jax.shard_map(loss, mesh=mesh((1, 4)), in_specs=specs, out_specs=P()))
-    pmapped = jax.pmap(loss, "classes", in_axes=(None, None, 1, 0))
+    loss = partial(jaxloss.classifier_loss, block_size=2, reduction="none")
+    run, own = jax.jit(over_classes(loss)), partial(loss, class_axis_name="classes")
+    pmapped = jax.pmap(own, "classes", in_axes=(None, None, 1, 0))
     columns = weights.reshape(len(weights), 4, -1), bias.reshape(4, -1)
-    logits = jaxloss.linear_logits(features, weights, bias)
-    expected = jaxloss.softmax_loss(logits, labels.astype(np.int32), reduction="none")
+    expected = composition(features, labels.astype(np.int32), weights, bias, reduction="none")
     assert np.isnan(expected[3])
     for got in (run(features, labels, weights, bias), *pmapped(features, labels, *columns)):
         np.testing.assert_allclose(got, expected, rtol=4 * FLOAT32)

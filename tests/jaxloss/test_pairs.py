@@ -91,6 +91,13 @@ def of_pairs(
         axis_name=axis_name,
     )
     found = pairs.statistics({"scale": scale}, *statistics)
+    if statistics[0].reduction == ARGMAX:
+        rows: Any = features if references is None else references
+        far, near = (
+            jnp.sum((features - pairs.rows_at(positions, rows)) ** 2, axis=1)
+            for positions in (found[0].positive, found[0].negative)
+        )
+        found = [found[0]._replace(positive=far, negative=-near)]
     values = total([(x.positive, x.has_positive, x.negative, x.has_negative) for x in found])
     counts = found[0].has_positive | found[0].has_negative
     return pairs.reduce(values, counts, sample_weights, reduction)
@@ -155,19 +162,18 @@ def total(found) -> Any:
 
 
 def dense_of_pairs(features, labels, *, statistics, similarity="cosine", scale=1.0, **given):
-    references: Any = given.get("references")
-    where = given.get("where")
     n = len(features)
-    valid = np.ones(n, bool) if where is None else where
+    valid = given.get("where", np.ones(n, bool))
     features, levels = filled(features, valid), filled(given.get("levels"), valid)
     own = levels, given.get("steps"), given.get("teacher")
     x, of_x, theirs = features, labels, own
     used = valid[:, None] & valid[None, :] & ~np.eye(n, dtype=bool)
-    if references is not None:
-        x, of_x = references, jnp.asarray(given["reference_labels"])
+    if "references" in given:
+        of_x = jnp.asarray(given["reference_labels"])
         theirs = [given.get(f"reference_{name}") for name in ("levels", "steps", "teacher")]
         known = jnp.any(of_x.reshape(of_x.shape[0], -1) >= 0, axis=1)
-        used = valid[:, None] & known[None, :]
+        known &= given.get("reference_where", True)
+        x, used = filled(given["references"], known), valid[:, None] & known[None, :]
     if labels.ndim == 2:  # Overlaps of the classes that are known of both.
         known = (labels[:, None] >= 0) & (of_x[None] >= 0)
         either = jnp.sum(known & ((labels[:, None] > 0) | (of_x[None] > 0)), axis=2)
@@ -185,11 +191,8 @@ def dense_of_pairs(features, labels, *, statistics, similarity="cosine", scale=1
 
 def dense_of_towers(queries, keys, *, statistics, similarity="cosine", scale=1.0, **given):
     n, m = len(queries), len(keys)
-    valid, key_valid = (
-        given.get("where", np.ones(n, bool)),
-        given.get("key_where", np.ones(m, bool)),
-    )
-    valid = valid & key_valid[:n]
+    key_valid = given.get("key_where", np.ones(m, bool))
+    valid = given.get("where", np.ones(n, bool)) & key_valid[:n]
     key_valid = jnp.concatenate([valid, key_valid[n:]])
     used = valid[:, None] & key_valid[None, :] & ~np.eye(n, m, dtype=bool)
     if "ids" in given:
@@ -200,9 +203,8 @@ def dense_of_towers(queries, keys, *, statistics, similarity="cosine", scale=1.0
     own = filled(given.get("levels"), valid), None, given.get("teacher")
     theirs = filled(given.get("key_levels"), key_valid), None, given.get("key_teacher")
     s = dense_similarities(similarity, queries, keys)
-    pair = dense_pair(
-        (similarity, queries, keys), (similarity, own[2], theirs[2]), used, own, theirs
-    )
+    guides = similarity, own[2], theirs[2]
+    pair = dense_pair((similarity, queries, keys), guides, used, own, theirs)
     found = dense_statistics(statistics, pair, scale, used, (True,), axis=1)
     if given.get("of_keys", True):
         of_keys = dense_statistics(statistics, pair, scale, used, (True,), axis=0)
@@ -240,6 +242,7 @@ def dense_pair(compared, guides, used, own, theirs):
 
 NAMES = "level", "step"
 REDUCTIONS = {
+    ARGMAX: lambda v, m, axis: jnp.max(v, axis, where=m, initial=-jnp.inf),
     LOGSUMEXP: lambda v, m, axis: jax.nn.logsumexp(v, axis, where=m),
     SUM: lambda v, m, axis: jnp.sum(v, axis, where=m),
     MAX: lambda v, m, axis: jnp.max(v, axis, where=m, initial=-jnp.inf),
@@ -280,10 +283,6 @@ def singular(pair, params):
     return params["scale"] * jnp.sqrt(-pair.similarity) / pair.anchor["level"]
 
 
-def near(pair, _):
-    return -jnp.log(-pair.similarity) / pair.anchor["level"]
-
-
 def between(pair, params):
     """Of the numbers of both rows."""
     own = pair.anchor["level"] ** 2
@@ -294,20 +293,8 @@ def earlier(pair, _):
     return pair.anchor["step"] >= pair.reference["step"]
 
 
-def above(pair, _):
-    return pair.similarity > pair.anchor["level"] - 0.5
-
-
 def overlapping(pair, params):
     return pair.same * jax.nn.softplus(params["scale"] - pair.similarity) + bent(pair, params)
-
-
-def follow(pair, _):
-    return (pair.similarity - pair.guide) ** 2
-
-
-def guided(pair, _):
-    return pair.guide > -1.0
 
 
 def key_logit(pair, params):
@@ -321,6 +308,8 @@ def weighed_key(pair, _):
 
 BATCH = {"features": X, "labels": Y, "scale": np.float64(1.7)}
 REFERENCES = {"references": R, "reference_labels": L}
+PADDED_REFERENCES = {**REFERENCES, "reference_where": np.arange(M) != 5}
+PADDED_REFERENCES["references"] = np.where(np.arange(M)[:, None] != 5, R, np.nan)
 NUMBERS = {"levels": LEVELS, "steps": np.arange(N) % 3}
 OF_REFERENCES = {**REFERENCES, "reference_levels": BIAS, "reference_steps": L % 2}
 TOWERS = {"queries": X, "keys": R, "scale": np.float64(3.0), "key_levels": BIAS}
@@ -330,19 +319,31 @@ SOME, KEYS = np.arange(N) % 4 != 1, np.arange(M) % 7 != 2  # Own keys, and other
 POSITIVE = {"levels": 1 + LEVELS**2}
 PADDING = {"where": SOME, "features": np.where(SOME[:, None], X, np.nan)}
 PADDING["levels"] = np.where(SOME, POSITIVE["levels"], np.nan)
-KEY_PADDING = {"where": SOME, "key_where": KEYS, "keys": np.where(KEYS[:, None], R, np.nan)}
-KEY_PADDING["key_levels"] = np.where(KEYS, BIAS, np.nan)
-SAME_KEY = {"keys": np.concatenate([X[:1], R[1:]])}  # Their distance has no gradient.
+KEY_PADDING = {"ids": Y - 1, "where": SOME, "key_where": KEYS}
+KEY_PADDING |= {
+    "keys": np.where(KEYS[:, None], R, np.nan),
+    "key_levels": np.where(KEYS, BIAS, np.nan),
+}
 DISTANCE, SQUARE = "negative_distance", "negative_squared_distance"
 OF_EACH = tuple(Statistic(reduction, bent) for reduction in (LOGSUMEXP, SUM, MAX))
 OF_NUMBERS = (
-    *(Statistic(SUM, between, earlier), Statistic(MIN, between, earlier)),
-    *(Statistic(COUNT, mask=earlier), Statistic(LOGSUMEXP, between, above)),
+    Statistic(SUM, between, earlier),
+    Statistic(MIN, between, earlier),
+    Statistic(COUNT, mask=earlier),
+    Statistic(LOGSUMEXP, between, lambda pair, _: pair.similarity > pair.anchor["level"] - 0.5),
 )
 HINGE = (Statistic(SUM, hinge),)
-SINGULAR = (Statistic(SUM, singular), Statistic(LOGSUMEXP, near))
+SINGULAR = (
+    Statistic(SUM, singular),
+    Statistic(LOGSUMEXP, lambda pair, _: -jnp.log(-pair.similarity) / pair.anchor["level"]),
+)
+FARTHEST = (Statistic(ARGMAX, lambda p, _: jnp.where(p.same, -p.similarity, p.similarity)),)
+"""The rows of the farthest positive and of the nearest negative."""
 OVERLAPS = (Statistic(SUM, overlapping), Statistic(LOGSUMEXP, bent))
-OF_GUIDES = (Statistic(SUM, follow), Statistic(LOGSUMEXP, mask=guided))
+OF_GUIDES = (
+    Statistic(SUM, lambda pair, _: (pair.similarity - pair.guide) ** 2),
+    Statistic(LOGSUMEXP, mask=lambda pair, _: pair.guide > -1.0),
+)
 OF_KEYS = (Statistic(SUM, weighed_key), Statistic(MAX, weighed_key))
 LOGITS = (Statistic(LOGSUMEXP, key_logit), Statistic(MAX, lambda pair, _: pair.similarity**2))
 CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
@@ -352,6 +353,8 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "squares of references": (OF_EACH, {"similarity": SQUARE}, BATCH | REFERENCES),
     "singular": (SINGULAR, {"similarity": SQUARE}, BATCH | POSITIVE),
     "padding": (SINGULAR, {"similarity": SQUARE}, BATCH | PADDING),
+    "farthest": (FARTHEST, {"similarity": SQUARE}, BATCH),
+    "farthest of references": (FARTHEST, {"similarity": SQUARE}, BATCH | PADDED_REFERENCES),
     "both rows": (OF_NUMBERS, {"similarity": "inner"}, BATCH | NUMBERS),
     "both, of references": (OF_NUMBERS, {}, BATCH | NUMBERS | OF_REFERENCES),
     "overlaps": (OVERLAPS, {"similarity": "inner"}, BATCH | {"labels": TARGETS}),
@@ -361,25 +364,17 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         BATCH | {"labels": TARGETS, "references": R, "reference_labels": OF_R},
     ),
     **{
-        f"guide: {of_guides}": (
-            OF_GUIDES,
-            {"guide_similarity": of_guides},
-            BATCH | {"teacher": R[:N, :3] + 3},
-        )
-        for of_guides in (None, "inner", DISTANCE, SQUARE)
+        f"guide: {of}": (OF_GUIDES, {"guide_similarity": of}, BATCH | {"teacher": R[:N, :3] + 3})
+        for of in (None, "inner", DISTANCE, SQUARE)
     },
     "towers": (LOGITS, {}, TOWERS),
     "as many keys": (LOGITS, {"of_keys": False}, TOWERS | {"keys": R[:N], "key_levels": BIAS[:N]}),
     "towers of ids": (OF_KEYS, {"similarity": "inner"}, TOWERS | IDS | TEACHERS),
-    "padding in towers": (
-        LOGITS[:1],
-        {"similarity": SQUARE},
-        TOWERS | KEY_PADDING | {"ids": Y - 1},
-    ),
+    "padding in towers": (LOGITS[:1], {"similarity": SQUARE}, TOWERS | KEY_PADDING),
     "distances of towers": (
         (Statistic(LOGSUMEXP),),
         {"similarity": DISTANCE, "of_keys": False},
-        TOWERS | SAME_KEY,
+        TOWERS | {"keys": np.concatenate([X[:1], R[1:]])},  # A distance that has no gradient.
     ),
 }
 """Statistics, options and arrays; with queries, of towers."""
@@ -419,13 +414,11 @@ def derivatives(loss, arrays, order=1):
 )
 def test_losses_of_ones_own_equal_dense_forms(name, place, block_size, monkeypatch):
     statistics, options, arrays = CASES[name]
-    loss, dense = (
-        (of_towers, dense_of_towers) if "queries" in arrays else (of_pairs, dense_of_pairs)
-    )
+    of, dense = (of_towers, dense_of_towers) if "queries" in arrays else (of_pairs, dense_of_pairs)
     options = options | {"statistics": statistics}
     # Hessians in forward mode, and around the ring in reverse mode, too.
     order = {("alone", 5): 2, ("ring", 2): 3}.get((place, block_size), 1)
-    loss = partial(loss, block_size=block_size, **options)
+    loss = partial(of, block_size=block_size, **options)
     with enable_x64(True):
         arrays = {key: jnp.asarray(value) for key, value in arrays.items()}
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
@@ -436,11 +429,9 @@ def test_losses_of_ones_own_equal_dense_forms(name, place, block_size, monkeypat
         if place in ("shard_map", "ring"):
             loss = jaxloss.sharded_loss(loss, mesh(), "batch")
         elif place == "Explicit":
-            rows = NamedSharding(mesh(kind=AxisType.Explicit), P("batch"))
-            everywhere = NamedSharding(mesh(kind=AxisType.Explicit), P())
-            arrays = {
-                k: jax.device_put(x, rows if x.ndim else everywhere) for k, x in arrays.items()
-            }
+            of = partial(NamedSharding, mesh(kind=AxisType.Explicit))
+            places = {key: of(P("batch") if x.ndim else P()) for key, x in arrays.items()}
+            arrays = jax.device_put(arrays, places)
         got = derivatives(loss, arrays, order)
     chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-11)
 
@@ -453,7 +444,6 @@ def test_a_queue_takes_the_place_of_references(place):
     """
     x, y, ages = jnp.asarray(X, jnp.float32), jnp.asarray(Y), jnp.linspace(0.5, 2, 7)
     queue = jaxloss.push(jaxloss.make_queue(7, DIM), jnp.asarray(R[:6], jnp.float32), y[:6])
-
     used = jnp.arange(7) != 1
     is_known = place != "Explicit"  # Where annotations spread the numbers as those of references.
 
@@ -461,26 +451,22 @@ def test_a_queue_takes_the_place_of_references(place):
         more = pair.similarity * pair.reference["level"] + pair.guide if is_known else 0.0
         return hinge(pair, params) + more
 
-    options: Any = {"statistics": (Statistic(SUM, value),), "similarity": DISTANCE, "scale": 2.0}
-
-    def known(x, queue, ages):
-        guide = {"teacher": x[:, :2], "reference_teacher": queue.features[:, :2]}
-        guide |= {"reference_levels": ages, "guide_similarity": "inner"}
-        return options | (guide if is_known else {})
+    def options(x, queue, ages) -> Any:
+        more = {"teacher": x[:, :2], "reference_teacher": queue.features[:, :2]}
+        more |= {"reference_levels": ages, "guide_similarity": "inner"}
+        given = {"statistics": (Statistic(SUM, value),), "similarity": DISTANCE, "scale": 2.0}
+        return given | {"reference_where": used} | (more if is_known else {})
 
     def loss(x, y, ages, queue, **more):
-        rows = {"references": queue, "reference_where": used}
-        return of_pairs(x, y, **rows, **known(x, queue, ages), **more)
+        return of_pairs(x, y, references=queue, **options(x, queue, ages), **more)
 
     def dense(x, ages):
-        kept = jnp.where(used, queue.labels, -1)
-        rows = {"references": queue.features, "reference_labels": kept}
-        return dense_of_pairs(x, y, **rows, **known(x, queue, ages))
+        rows = {"references": queue.features, "reference_labels": queue.labels}
+        return dense_of_pairs(x, y, **rows, **options(x, queue, ages))
 
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         expected = jax.value_and_grad(dense, (0, 1))(x, ages)
-    rows: Any = (x, y)
-    run: Any = loss
+    rows, run = (x, y), loss
     if place == "Explicit":
         rows = jax.device_put(rows, NamedSharding(mesh(kind=AxisType.Explicit), P("batch")))
     elif place == "shard_map":
@@ -489,10 +475,9 @@ def test_a_queue_takes_the_place_of_references(place):
     def both(x, ages, features):
         return run(x, rows[1], ages, queue._replace(features=features))
 
-    got = jax.jit(jax.value_and_grad(both, (0, 1, 2)))(rows[0], ages, queue.features)
-    value, (*gradients, of_queue) = got
-    chex.assert_trees_all_close((value, tuple(gradients)), expected, rtol=1e-4, atol=1e-5)
-    assert not np.any(np.asarray(of_queue))
+    got, grads = jax.jit(jax.value_and_grad(both, (0, 1, 2)))(rows[0], ages, queue.features)
+    chex.assert_trees_all_close((got, grads[:2]), expected, rtol=1e-4, atol=1e-5)
+    assert not np.any(np.asarray(grads[2]))
 
 
 def test_losses_of_ones_own_keep_the_contract(monkeypatch):
@@ -505,12 +490,8 @@ def test_losses_of_ones_own_keep_the_contract(monkeypatch):
         return rng.normal(size=(n, DIM)), rng.integers(0, 3, n)
 
     check_loss(loss, rows)
-
-    def without_the_mask(features, labels, *, where=None, **options):
-        return loss(features, labels, **options)
-
     with pytest.raises(ContractError, match="mask"):
-        check_loss(without_the_mask, rows)
+        check_loss(lambda x, y, *, where=None, **options: loss(x, y, **options), rows)
 
 
 @pytest.mark.parametrize("block_size", [None, 2])
@@ -558,9 +539,7 @@ def test_values_may_have_a_pole_anywhere(similarity, value, mask, block_size):
         )
         pair = SimpleNamespace(similarity=s, anchor=numbers[i], reference=numbers[j])
         pair.guide = jax.lax.stop_gradient(guide)
-        if mask is None:
-            return jnp.sum(value(pair, ()))
-        used = np.flatnonzero(mask(pair, ()))
+        used = np.arange(4) if mask is None else np.flatnonzero(mask(pair, ()))
         pair = SimpleNamespace(**{name: array[used] for name, array in vars(pair).items()})
         return jnp.sum(value(pair, ()))
 
@@ -578,9 +557,8 @@ def test_a_pole_beside_an_infinite_row():
     @jax.jit
     @partial(jax.grad, has_aux=True)
     def loss(exponents):
-        powers = Statistic(
-            SUM, lambda pair, _: pair.anchor * jnp.log(pair.similarity), lambda pair, _: pair.same
-        )
+        log = lambda pair, _: pair.anchor * jnp.log(pair.similarity)  # noqa: E731
+        powers = Statistic(SUM, log, lambda pair, _: pair.same)
         (sums,) = compared.given(exponents).statistics((), powers)
         return jnp.sum(sums.positive[:2]), sums.positive
 
@@ -595,121 +573,43 @@ def test_each_row_has_a_gradient_by_its_largest_value(block_size):
     """Also where XLA rounds a value otherwise when it looks for its place."""
     rows = jnp.asarray(np.random.default_rng(0).normal(size=(64, 8)), jnp.float32)
 
-    def value(s):
-        return s + s * s
+    def value(pair, _):
+        return pair.similarity + pair.similarity * pair.similarity
 
     def loss(rows):
         pairs = compare(rows, jnp.arange(64), block_size=block_size)
-        (largest,) = pairs.statistics((), Statistic(MAX, lambda pair, _: value(pair.similarity)))
-        return jnp.sum(largest.negative)
+        return jnp.sum(pairs.statistics((), Statistic(MAX, value))[0].negative)
 
     def dense(rows):
         units = rows / jnp.linalg.norm(rows, axis=1, keepdims=True)
-        s = jnp.where(np.eye(64, dtype=bool), -0.5, units @ units.T)
-        return jnp.sum(value(jnp.max(s, axis=1)))
+        s = jnp.max(jnp.where(np.eye(64, dtype=bool), -0.5, units @ units.T), axis=1)
+        return jnp.sum(s + s * s)
 
     got, expected = (jax.jit(jax.grad(f))(rows) for f in (loss, dense))
     chex.assert_trees_all_close(got, expected, rtol=64 * FLOAT32, atol=16 * FLOAT32)
 
 
-@jaxloss.divided
-def hardest_gap(
-    features: Rows,
-    labels: Labels,
-    *,
-    references: Keys | None = None,
-    reference_labels: Integer[Array, " m"] | None = None,
-    reference_where: Bool[Array, " m"] | None = None,
-    block_size: int | None = None,
-    axis_name: Any = None,
-):
-    """Between the farthest positive and the nearest negative."""
-    pairs = compare(
-        features,
-        labels,
-        references=references,
-        reference_labels=reference_labels,
-        reference_where=reference_where,
-        similarity=SQUARE,
-        block_size=block_size,
-        axis_name=axis_name,
-    )
-    hard = Statistic(ARGMAX, lambda p, _: jnp.where(p.same, -p.similarity, p.similarity))
-    (at,) = pairs.statistics((), hard)
-    rows = features if references is None else references
-    far, near = (
-        jnp.sum((features - pairs.rows_at(positions, rows)) ** 2, axis=1)
-        for positions in (at.positive, at.negative)
-    )
-    counts = at.has_positive & at.has_negative
-    return pairs.reduce(jnp.where(counts, far - near, 0), counts)
-
-
-@pytest.mark.parametrize("given", [{}, REFERENCES], ids=["batch", "references"])
-@pytest.mark.parametrize(
-    ("place", "block_size"), [("alone", None), ("alone", 1), ("alone", 5), ("Explicit", 2)]
-)
-@pytest.mark.parametrize("gathered", [True, False])
-def test_the_row_of_the_largest_value(given, place, block_size, gathered, monkeypatch):
-    """It has a gradient. Padding between references has no place among them."""
-    if not gathered:
-        monkeypatch.setattr("jaxloss.pairs.visits.GATHERED_BYTES", 0)
-    padding = np.insert(R, 5, np.nan, axis=0), np.insert(L, 5, 0), np.insert(L >= 0, 5, False)
-    names = ("references", "reference_labels", "reference_where")
-    given = dict(zip(names, padding, strict=True)) if given else {}
-
-    def dense(x, r=None):
-        theirs, of = (x, Y) if r is None else (r[padding[2]], padding[1][padding[2]])
-        valid = ~np.eye(N, dtype=bool) if r is None else np.ones((N, len(of)), bool)
-        far = jnp.sum((x[:, None] - theirs[None]) ** 2, axis=2)
-        same = Y[:, None] == of[None]
-        positive = jnp.max(far, axis=1, where=valid & same, initial=-jnp.inf)
-        negative = jnp.min(far, axis=1, where=valid & ~same, initial=jnp.inf)
-        return jnp.mean(positive - negative, where=jnp.isfinite(positive))
-
-    arrays = [X, *([padding[0]] if given else [])]
-    which = tuple(range(len(arrays)))
-    with enable_x64(True):
-        expected = jax.value_and_grad(dense, which)(*map(jnp.asarray, arrays))
-        x, labels = jnp.asarray(X), jnp.asarray(Y)
-        if place == "Explicit":
-            x, labels = jax.device_put(
-                (x, labels), NamedSharding(mesh(kind=AxisType.Explicit), P("batch"))
-            )
-
-        def of(x: Any, *r: Any) -> Any:
-            options: Any = given | ({"references": r[0]} if r else {})
-            return hardest_gap(x, labels, block_size=block_size, **options)
-
-        got = jax.jit(jax.value_and_grad(of, which))(x, *map(jnp.asarray, arrays[1:]))
-    chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("name", ["farthest", "farthest of references"])
+def test_the_farthest_row_around_a_ring(name, monkeypatch):
+    monkeypatch.setattr("jaxloss.pairs.visits.GATHERED_BYTES", 0)
+    test_losses_of_ones_own_equal_dense_forms(name, "Explicit", 2, monkeypatch)
 
 
 @pytest.mark.parametrize("reduction", [SUM, LOGSUMEXP, MIN, MAX])
 def test_a_value_of_another_dtype_is_converted(reduction):
-    rows = jnp.asarray(X[:6], jnp.float32)
-    labels = jnp.array([0, 0, 1, 1, 2, 2])
+    rows, labels = jnp.asarray(X[:6], jnp.float32), jnp.array([0, 0, 1, 1, 2, 2])
 
     def loss(rows, value):
         (sums,) = compare(rows, labels).statistics((), Statistic(reduction, value))
         return jnp.sum(jnp.where(sums.has_positive, sums.positive, 0))
 
-    def of_bool(pair, _):
-        return pair.same
-
     def of_low(pair, _):
         return (2 * pair.similarity).astype(jnp.bfloat16)
 
-    for value in (of_bool, of_low):
-
-        def wide(*arguments, value=value):
-            return value(*arguments).astype(jnp.float32)
-
-        got, expected = (
-            jax.jit(jax.value_and_grad(partial(loss, value=f)), compiler_options=QUICK)(rows)
-            for f in (value, wide)
-        )
-        chex.assert_trees_all_equal(got, expected)
+    run = jax.jit(jax.value_and_grad(loss), static_argnums=1, compiler_options=QUICK)
+    for value in (lambda pair, _: pair.same, of_low):
+        wide = run(rows, lambda *given, value=value: value(*given).astype(jnp.float32))
+        chex.assert_trees_all_equal(run(rows, value), wide)
 
 
 def test_a_distance_of_zero_has_no_gradient():
@@ -725,13 +625,8 @@ def test_a_distance_below_its_rounding_is_zero():
     """Of rows that are equal, far from the mean of all."""
     rows = np.random.default_rng(5).normal(size=(8, 64))
     x, labels = jnp.asarray(np.tile(rows, (2, 1)), jnp.float32), jnp.arange(16) % 8
-
-    @jax.jit
-    def sums(x):
-        pairs = compare(x, labels, similarity="negative_distance")
-        return pairs.statistics((), Statistic(SUM))[0]
-
-    found = sums(x)
+    compared = partial(compare, labels=labels, similarity=DISTANCE)
+    (found,) = jax.jit(lambda x: compared(x).statistics((), Statistic(SUM)))(x)
     np.testing.assert_array_equal(found.positive, 0)
     assert np.all(np.asarray(found.negative) < -14 * 8)
 
@@ -761,7 +656,7 @@ def test_wrong_arguments_are_named():
     refused("`keys` must have shape .* with m at least 8", of_keys, x[:3])
     refused("`ids` is missing beside `key_ids`", of_keys, x, key_ids=y)
     refused("`result` must be one of", jaxloss.divided, result="mean")
-    refused("`follow` must take `axis_name=None`", jaxloss.divided, follow, error=TypeError)
+    refused("`bent` must take `axis_name=None`", jaxloss.divided, bent, error=TypeError)
     is_row = r"element by element.*\(8, 8\).*result of shape \(8,\)"
     refused_value(is_row, lambda pair, _: pair.similarity.sum(1))
     refused_value(is_row, mask=lambda pair, _: pair.same[0])
@@ -871,11 +766,11 @@ def test_keys_without_a_mask(m):
         return jaxloss.info_nce_loss(queries, keys, axis_name=axis_name)
 
     run = jax.jit(jaxloss.sharded_loss(without_mask, mesh(), "batch"))
-    if m == M + 1:
-        with raises(ValueError, "`keys` has 13 rows, .* over the 4 devices; .* take `key_where"):
-            run(q, k)
-    else:
+    if m <= M:
         np.testing.assert_allclose(run(q, k), jaxloss.info_nce_loss(q, k), rtol=1e-5)
+        return
+    with raises(ValueError, "`keys` has 13 rows, .* over the 4 devices; .* take `key_where"):
+        run(q, k)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,18 +33,11 @@ from tests.tolerances import FLOAT32, rounded_to
 
 BFLOAT16, FLOAT16 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)
 LOW = (BFLOAT16, FLOAT16)
-TILED = (
-    *TILES_OF_A_KIND,
-    *(
-        row
-        for row in VARIANTS
-        if row.name
-        in (
-            *("nca_references_in_tiles", "triplet_references_in_tiles", "prototypical_in_tiles"),
-            *("multi_similarity_mined_in_tiles", "classifier_sub_centres_in_blocks"),
-        )
-    ),
-)
+IN_TILES = {
+    *("nca_references_in_tiles", "triplet_references_in_tiles", "prototypical_in_tiles"),
+    *("multi_similarity_mined_in_tiles", "classifier_sub_centres_in_blocks"),
+}
+TILED = (*TILES_OF_A_KIND, *(row for row in VARIANTS if row.name in IN_TILES))
 
 
 @pytest.fixture(params=["tpu", "gpu"])
@@ -65,21 +59,16 @@ def numbers(seed: int, shape: tuple[int, int], low: Any = None, mean: float = 0.
 @pytest.mark.parametrize("sides", ["both", "first", "second"])
 def test_values_and_gradients_of_a_product(platform, dtype, sides):
     low = (dtype if sides != "second" else None, dtype if sides != "first" else None)
-    a, b, cotangent = (
-        numbers(0, (40, 70), low[0]),
-        numbers(1, (70, 30), low[1]),
-        numbers(2, (40, 30)),
-    )
-    product = partial(products.product, low=low)
-    got, back = jax.vjp(product, jnp.asarray(a), jnp.asarray(b))
-    d_a, d_b = back(jnp.asarray(cotangent))
-    a, b, cotangent = (x.astype(np.float64) for x in (a, b, cotangent))
+    arrays = numbers(0, (40, 70), low[0]), numbers(1, (70, 30), low[1])
+    cotangent, product = numbers(2, (40, 30)), partial(products.product, low=low)
+    got, back = jax.vjp(product, *map(jnp.asarray, arrays))
+    slopes = back(jnp.asarray(cotangent))
+    _, tangent = jax.jvp(product, arrays, slopes)
+    (a, b), cotangent, (d_a, d_b) = widen((arrays, cotangent, slopes))
     assert_close(widen(got), a @ b, FLOAT32)
     # A cotangent has 16 bits.
-    assert_close(widen((d_a, d_b)), (cotangent @ b.T, a.T @ cotangent), 2.0**-15)
-    _, tangent = jax.jvp(product, (a.astype(np.float32), b.astype(np.float32)), (d_a, d_b))
-    expected = widen(d_a) @ b + a @ widen(d_b)
-    assert_close(widen(tangent), expected, 2.0**-15)
+    assert_close((d_a, d_b), (cotangent @ b.T, a.T @ cotangent), 2.0**-15)
+    assert_close(widen(tangent), d_a @ b + a @ d_b, 2.0**-15)
 
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)
@@ -104,13 +93,15 @@ def test_rounded_cotangents_are_what_is_multiplied(platform):
     np.testing.assert_allclose(found / 256, jnp.broadcast_to(sums, (20, 8)), atol=1e-5)
 
 
+def for_tpu(run: Any, *arrays: Any) -> str:
+    return jax.jit(run).trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
+
+
 def test_the_switch_of_jax_is_followed_for_float32():
     def precision() -> list[tuple[str, str]]:
-        run = jax.jit(lambda a, b: products.product(a, b))
-        text = run.trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
+        text = for_tpu(lambda a, b: products.product(a, b), jnp.ones((8, 4)), jnp.ones((4, 8)))
         return re.findall(r"precision = \[(\w+), (\w+)\]", text)
 
-    arrays = jnp.ones((8, 4)), jnp.ones((4, 8))
     assert precision() == [("HIGHEST", "HIGHEST")]
     with jax.default_matmul_precision("high"):
         assert precision() == [("HIGH", "HIGH")]
@@ -138,11 +129,11 @@ def test_no_rows_and_cotangents_near_zero(platform, dtype):
 
 
 def test_two_low_dtypes(platform):
-    a, b = numbers(6, (5, 40), BFLOAT16), numbers(7, (3, 40), FLOAT16)
-    for first, second in ((BFLOAT16, FLOAT16), (FLOAT16, BFLOAT16)):
-        rows, others = (a, b) if first == BFLOAT16 else (b, a)
-        got = products.row_products(jnp.asarray(rows, first), jnp.asarray(others, second))
-        assert_close(widen(got), rows.astype(np.float64) @ others.T.astype(np.float64), FLOAT32)
+    a = jnp.asarray(numbers(6, (5, 40)), BFLOAT16)
+    b = jnp.asarray(numbers(7, (3, 40)), FLOAT16)
+    for rows, others in ((a, b), (b, a)):
+        got = products.row_products(rows, others)
+        assert_close(widen(got), widen(rows) @ widen(others).T, FLOAT32)
 
 
 # Losses ----
@@ -162,7 +153,7 @@ def ways_and_rows() -> Iterator[Any]:
     ways += [("gpu", BFLOAT16, "clustered"), ("tpu", FLOAT16, "clustered")]
     for number, row in enumerate(COMPARED):
         for way in [*(often if row.name in OFTEN else []), ways[number % len(ways)]]:
-            name = f"{row.name}-{way[0]}-{way[1]}-{way[2]}"
+            name = "-".join([row.name, *map(str, way)])
             yield pytest.param(row, *way, id=name, marks=[] if way in often else pytest.mark.long)
 
 
@@ -170,13 +161,19 @@ USED_TWICE = ("sum", "references", "info_nce", "sigmoid_contrastive", "of_one_ba
 """In names of losses of which an array is two arguments, or the argument of two losses."""
 
 
+def low_batch(row: Any, dtype: Any, clustered: bool = False, masked: bool = True) -> Batch:
+    batch = make_batch(row, seed=12, masked=masked)
+    if clustered:
+        batch = batch.with_arg(0, slice(None), 10 + 0.1 * batch.args[0])
+    return batch._replace(args=rounded(batch.args, row.differentiable, dtype))
+
+
 def results(row: Any, batch: Batch, dtype: Any) -> tuple[Any, Any]:
     """The mean and its gradients, of a program that is traced anew."""
 
     def mean(values, args):
-        return row.function(
-            *merge(args, row.differentiable, values), where=batch.where, **row.kwargs
-        )
+        merged = merge(args, row.differentiable, values)
+        return row.function(*merged, where=batch.where, **row.kwargs)
 
     args = cast(batch.args, row.differentiable, dtype)
     values = tuple(args[k] for k in row.differentiable)
@@ -188,11 +185,7 @@ def results(row: Any, batch: Batch, dtype: Any) -> tuple[Any, Any]:
     ("row", "platform", "dtype", "rows"), ways_and_rows(), indirect=["platform"]
 )
 def test_losses_equal_those_of_float64(row, dtype, rows, platform):
-    batch = make_batch(row, seed=12)
-    if rows == "clustered":
-        features, *others = batch.args
-        batch = batch._replace(args=(10 + 0.1 * features, *others))
-    batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))
+    batch = low_batch(row, dtype, clustered=rows == "clustered")
     padding = ~batch.where
     poison = np.resize([np.nan, np.inf], (padding.sum(), 1))
     value, gradients = results(row, batch.with_arg(0, padding, poison), dtype)
@@ -221,8 +214,7 @@ def test_losses_equal_those_of_float64(row, dtype, rows, platform):
 )
 def test_gradients_of_hyperparameters(row, platform):
     """That of a temperature which comes in after the products is written by hand."""
-    batch = make_batch(row, seed=12)
-    batch = batch._replace(args=rounded(batch.args, row.differentiable, BFLOAT16))
+    batch = low_batch(row, BFLOAT16)
     # Not 1, where a factor that is missing would not show.
     numbers = {name: 1.25 * number for name, number in numbers_of(row).items()}
 
@@ -238,23 +230,15 @@ def test_gradients_of_hyperparameters(row, platform):
     got = gradients(BFLOAT16, np.float32)
     with enable_x64(True):
         expected = gradients(np.float64, np.float64)
-    for name in numbers:
-        np.testing.assert_allclose(
-            got[name], expected[name], rtol=64 * FLOAT32, atol=64 * FLOAT32, err_msg=name
-        )
+    chex.assert_trees_all_close(got, expected, rtol=64 * FLOAT32, atol=64 * FLOAT32)
 
 
 @pytest.mark.long
-@over(
-    tuple(
-        row for row in LOSSES + TILED if row.name in ("nca_in_tiles", "classifier_angles_in_blocks")
-    )
-)
+@over([row for row in TILED if row.name in ("nca_in_tiles", "classifier_angles_in_blocks")])
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 def test_second_derivatives(row, dtype, platform):
     """A product of the Hessian, by forward mode of the gradient."""
-    batch = make_batch(row, seed=12, masked=False)
-    batch = batch._replace(args=rounded(batch.args, row.differentiable, dtype))
+    batch = low_batch(row, dtype, masked=False)
 
     def product(of):
         args = cast(batch.args, row.differentiable, of)
@@ -289,8 +273,8 @@ CLASSES_OF_FOUR: Any = np.arange(16) // 4
 def test_cosines_do_not_depend_on_the_lengths_of_rows(name, platform):
     """Of bfloat16 rows whose squares over- or underflow, or some of one, beside usual ones."""
     x, z = (jnp.asarray(numbers(seed, (16, 6)), jnp.bfloat16) for seed in (20, 21))
-    powers = 2.0 ** np.resize([0, -100, 0, 90, 3, -62, 0], 16)[:, None]
-    powers = jnp.asarray(powers, jnp.bfloat16)
+    exponents = np.resize([0, -100, 0, 90, 3, -62, 0], 16)
+    powers = jnp.asarray(2.0 ** exponents[:, None], jnp.bfloat16)
     run = jax.jit(jax.value_and_grad(OF_ANY_LENGTH[name], argnums=(0, 1)), compiler_options=QUICK)
     value, gradients = widen(run(x, z))
     of_scaled, scaled = widen(run(x * powers, z * powers))
@@ -309,11 +293,10 @@ def test_logits_of_cosines_are_relative_to_those_of_some_classes(platform, rows,
     if rows == "opposite":
         w[:, 3:] *= -1
     x, w = jnp.asarray(x, jnp.bfloat16), jnp.asarray(w, jnp.bfloat16)
-    labels = jnp.arange(10) * 5
+    options: Any = {"similarity": "cosine", "block_size": 64, "angular_margin": 0.5}
 
     def loss(x, scale):
-        options: Any = {"similarity": "cosine", "block_size": 64, "angular_margin": 0.5}
-        return 1e-4 * jaxloss.classifier_loss(x, labels, w, scale=scale, **options)
+        return 1e-4 * jaxloss.classifier_loss(x, jnp.arange(10) * 5, w, scale=scale, **options)
 
     def run(x, scale):
         along = jax.jvp(lambda x: jax.grad(loss)(x, scale), (x,), (jnp.cos(x),))[1]
@@ -346,12 +329,7 @@ def test_hard_triplets_of_a_zero_row(platform):
 
 
 N, DIM, CLASSES = 768, 512, 640
-
-
-def _labels() -> jax.Array:
-    return jnp.arange(N, dtype=jnp.int32) // 3
-
-
+LABELS: Any = np.arange(N, dtype=np.int32) // 3
 OF_ROWS: dict[str, Callable[..., Any]] = {
     "nca": jaxloss.nca_loss,
     "supcon": jaxloss.supervised_contrastive_loss,
@@ -366,48 +344,36 @@ OF_WEIGHTS: dict[str, Callable[..., Any]] = {
     "proxy-anchor": jaxloss.proxy_anchor_loss,
     "classifier": partial(jaxloss.classifier_loss, block_size=320),
     "arcface": partial(
-        jaxloss.classifier_loss,
-        similarity="cosine",
-        scale=16.0,
-        block_size=320,
-        angular_margin=0.3,
+        jaxloss.classifier_loss, similarity="cosine", scale=16.0, block_size=320, angular_margin=0.3
     ),
     "group-softmax": partial(jaxloss.group_softmax_loss, num_groups=2),
     "linear-logits": lambda x, _, w: jnp.sum(jnp.sin(jaxloss.linear_logits(x, w))),
     "cosine-logits": lambda x, _, w: jnp.sum(jnp.sin(jaxloss.cosine_logits(x, w))),
 }
-LARGE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, int], ...]]] = {
-    **{
-        name: (lambda x, loss=loss: loss(x, _labels()), ((N, DIM),))
-        for name, loss in OF_ROWS.items()
-    },
-    **{
-        name: (lambda x, w, loss=loss: loss(x, _labels() % CLASSES, w), ((N, DIM), (DIM, CLASSES)))
-        for name, loss in OF_WEIGHTS.items()
-    },
-    "info-nce": (jaxloss.info_nce_loss, ((N, DIM), (N, DIM))),
-    "siglip": (jaxloss.sigmoid_contrastive_loss, ((N, DIM), (N, DIM))),
-}
+OF_TOWERS = {"info-nce": jaxloss.info_nce_loss, "siglip": jaxloss.sigmoid_contrastive_loss}
+PRODUCT = (
+    r"dot_general.*?precision = \[(\w+), (\w+)\]\s*: "
+    r"\(tensor<[\dx]*x(\w+)>, tensor<[\dx]*x(\w+)>\) -> tensor<([\dx]*)x\w+>"
+)
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", [*OF_ROWS, *OF_WEIGHTS, *OF_TOWERS])
 @pytest.mark.parametrize(
     "dtype", [BFLOAT16, pytest.param(FLOAT16, marks=pytest.mark.long)], ids=str
 )
 def test_no_large_product_is_of_float32_numbers_on_a_tpu(name, dtype, monkeypatch):
     """As lowered: two float32 arrays take six passes, two low ones one."""
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    function, shapes = LARGE[name]
-    arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
-    run = jax.jit(jax.value_and_grad(function, tuple(range(len(shapes)))))
-    text = run.trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
-    products = re.findall(
-        r"dot_general.*?precision = \[(\w+), (\w+)\]\s*: "
-        r"\(tensor<[\dx]*x(\w+)>, tensor<[\dx]*x(\w+)>\) -> tensor<([\dx]*)x\w+>",
-        text,
-    )
-    assert products
-    for *precision, first, second, shape in products:
+    rows, weights = (jax.ShapeDtypeStruct(of, dtype) for of in ((N, DIM), (DIM, CLASSES)))
+    if name in OF_ROWS:
+        function, arrays = lambda x: OF_ROWS[name](x, LABELS), (rows,)
+    elif name in OF_WEIGHTS:
+        function, arrays = lambda x, w: OF_WEIGHTS[name](x, LABELS % CLASSES, w), (rows, weights)
+    else:
+        function, arrays = OF_TOWERS[name], (rows, rows)
+    found = re.findall(PRODUCT, for_tpu(jax.value_and_grad(function, range(len(arrays))), *arrays))
+    assert found
+    for *precision, first, second, shape in found:
         if np.prod([int(size) for size in shape.split("x")]) > 2**18:
             assert {first, second} != {"f32"}, (precision, shape)
             assert "HIGHEST" not in precision

@@ -23,28 +23,24 @@ pytestmark = pytest.mark.usefixtures("checked_annotations")
 push: Any = jaxloss.push  # The tests compile functions that are looked up later.
 
 
-def batches(number=5, n=N, dtype: Any = np.float32):
+def batches(number=5, n=N):
     """Features, labels of which some are ignored, and masks."""
     rng = np.random.default_rng(160)
     return (
-        jnp.asarray(rng.normal(size=(number, n, DIM)), dtype),
+        jnp.asarray(rng.normal(size=(number, n, DIM)), jnp.float32),
         jnp.asarray(rng.integers(-1, 6, (number, n)), jnp.int32),
         jnp.asarray(rng.random((number, n)) > 0.3),
     )
 
 
-def by_list(features, labels, where, size=SIZE):
+def by_list(features, labels, where):
     """The rows that a list of the pushed ones leaves in a ring, and the next place."""
-    kept = [
-        (row, label)
-        for batch in zip(*map(np.asarray, (features, labels, where)), strict=True)
-        for row, label, is_row in zip(*batch, strict=True)
-        if is_row and label >= 0
-    ]
-    rows, ring = np.zeros((size, DIM)), np.full(size, -1)
-    for k, (row, label) in enumerate(kept):
-        rows[k % size], ring[k % size] = row, label
-    return rows, ring, len(kept) % size
+    kept = np.asarray(where & (labels >= 0))
+    rows, ring = np.zeros((SIZE, DIM)), np.full(SIZE, -1)
+    pushed = zip(np.asarray(features)[kept], np.asarray(labels)[kept], strict=True)
+    for k, (row, label) in enumerate(pushed):
+        rows[k % SIZE], ring[k % SIZE] = row, label
+    return rows, ring, kept.sum() % SIZE
 
 
 def check(queue, expected):
@@ -121,10 +117,9 @@ def test_no_gradient_flows_through_the_queue():
     labels = jnp.abs(labels) % 2
 
     def loss(features, queue):
-        pushed = jaxloss.push(queue, features[0], labels[0])
-        return jaxloss.nca_loss(
-            features[1], labels[1], references=pushed.features, reference_labels=pushed.labels
-        )
+        rows, of_rows, _ = jaxloss.push(queue, features[0], labels[0])
+        given: Any = {"references": rows, "reference_labels": of_rows}
+        return jaxloss.nca_loss(features[1], labels[1], **given)
 
     queue = jaxloss.make_queue(SIZE, DIM)
     queue = queue._replace(features=queue.features + 0.3, labels=queue.labels.at[-1].set(1))
@@ -142,32 +137,22 @@ def steps(queue, arrays, **names):
 
     def step(queue, batch):
         features, labels, where = batch
-        loss = jaxloss.nca_loss(
-            features,
-            labels,
-            references=queue,
-            where=where,
-            **names,
-        )
+        loss = jaxloss.nca_loss(features, labels, references=queue, where=where, **names)
         return jaxloss.push(queue, features, labels, where=where, **names), loss
 
     return lax.scan(step, queue, arrays)
 
 
+WAYS = "shard_map", "shard_map without check_vma", "pmap"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("way", "dtype"),
-    [
-        pytest.param("shard_map", jnp.bfloat16, marks=pytest.mark.long),
-        pytest.param("shard_map without check_vma", np.float32, marks=pytest.mark.long),
-        pytest.param("pmap", np.float32, marks=pytest.mark.long),
-        ("Explicit mesh", np.float32),
-    ],
-    ids=str,
+    "way", ["Explicit mesh", *(pytest.param(way, marks=pytest.mark.long) for way in WAYS)]
 )
-def test_the_queue_is_the_same_on_every_device(way, dtype):
+def test_the_queue_is_the_same_on_every_device(way):
     """And the same as that of the global batch on one device."""
-    queue = jaxloss.make_queue(SIZE, DIM, dtype)
+    queue = jaxloss.make_queue(SIZE, DIM, jnp.bfloat16 if way == "shard_map" else jnp.float32)
     arrays = batches(n=8)
     expected, losses = jax.jit(steps)(queue, arrays)
     run = partial(steps, axis_name="batch")
@@ -182,13 +167,10 @@ def test_the_queue_is_the_same_on_every_device(way, dtype):
             placed = push(placed, *batch[:2], where=batch[2])
         jax.tree.map(np.testing.assert_array_equal, placed, expected)
     elif way == "pmap":
-        of_devices = jax.tree.map(
-            lambda x: jnp.moveaxis(x.reshape(len(x), 4, 2, *x.shape[2:]), 1, 0), arrays
-        )
-        everyone = jax.pmap(run, "batch", in_axes=(None, 0))(queue, of_devices)
-        for device in range(1, 4):
-            jax.tree.map(lambda x, at=device: np.testing.assert_array_equal(x[0], x[at]), everyone)
+        of_devices = [x.reshape(len(x), 4, 2, *x.shape[2:]) for x in arrays]
+        everyone = jax.pmap(run, "batch", in_axes=(None, 1))(queue, of_devices)
         got, got_losses = jax.tree.map(lambda x: x[0], everyone)
+        jax.tree.map(lambda x: np.testing.assert_array_equal(x, x[[0] * 4]), everyone)
     else:
         spread = over_mesh(run, (P(), P(None, "batch")), P(), check_vma=way == "shard_map")
         got, got_losses = jax.jit(spread)(queue, arrays)

@@ -1,7 +1,7 @@
 """Projections onto the classifier's subspace and its complement, and other public functions."""
 
 import re
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -37,22 +37,17 @@ def marked(row: FunctionRow, dtype: Any = np.float64, often: Any = FUNCTIONS[:5]
     return pytest.param(row, dtype, id=f"{row.name}-{np.dtype(dtype)}", marks=marks)
 
 
-@cache
-def evaluator(function, options=()):
-    """Jitted value and pull-back of a function of arrays; `options` are (name, value) pairs."""
-
-    def run(args, cotangent):
-        value, pull_back = jax.vjp(partial(function, **dict(options)), *args)
-        return value, pull_back(cotangent.astype(value.dtype))
-
-    return jax.jit(run)
+@partial(jax.jit, static_argnums=(0, 1))
+def value_and_pull_back(function, options, args, cotangent):
+    value, pull_back = jax.vjp(partial(function, **dict(options)), *args)
+    return value, pull_back(cotangent.astype(value.dtype))
 
 
 def evaluate(function, args, cotangent, dtype: Any = np.float64, **options):
     with precision(dtype):
         cast = tuple(jnp.asarray(a, dtype) for a in args)
-        results = evaluator(function, tuple(options.items()))(cast, jnp.asarray(cotangent))
-        return jax.tree.map(np.asarray, results)
+        given = tuple(options.items()), cast, jnp.asarray(cotangent)
+        return jax.tree.map(np.asarray, value_and_pull_back(function, *given))
 
 
 def matrix(rng, singular, shape):
@@ -77,10 +72,8 @@ def test_values_and_gradients_equal_references(row, dtype):
     cotangent = rng.normal(size=value.shape)
     got = evaluate(row.function, args, cotangent, dtype, **row.kwargs)
     assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(got))
-    tolerance = FLOAT64
-    if dtype == np.float32:
-        # A Gram matrix squares the smallest singular value of W, which is about 0.2.
-        tolerance = 16 * FLOAT32 if "project" in row.name else 4 * FLOAT32
+    # A Gram matrix squares the smallest singular value of W, which is about 0.2.
+    tolerance = (16 if "project" in row.name else 4) * FLOAT32 if dtype == np.float32 else FLOAT64
     assert_close(got[0], value, tolerance)
     torch = pytest.importorskip("torch")
     leaves = [torch.tensor(a, requires_grad=True) for a in args]
@@ -122,15 +115,12 @@ def test_vmap_and_forward_over_reverse(row):
         for k, args in enumerate(batches):
             np.testing.assert_allclose(got[k], row.reference(*args), rtol=1e-9, atol=1e-10)
 
-        x = batches[0]
-        v = tuple(
-            rng.normal(size=a.shape) * (k == 0 or "stopped" not in row.name)
-            for k, a in enumerate(x)
-        )
+        x, moves = batches[0], "stopped" not in row.name
+        v = tuple(rng.normal(size=a.shape) * (k == 0 or moves) for k, a in enumerate(x))
         gradient = jax.jit(jax.grad(lambda x: jnp.sum(jnp.sin(function(*x)))))
         curved = jax.jit(lambda x, v: jax.jvp(gradient, (x,), (v,))[1])(x, v)
         after, before = (
-            gradient(jax.tree.map(lambda a, d, h=h: a + h * d, x, v)) for h in (1e-5, -1e-5)
+            gradient(tuple(a + h * d for a, d in zip(x, v, strict=True))) for h in (1e-5, -1e-5)
         )
         expected = jax.tree.map(lambda a, b: (a - b) / 2e-5, after, before)
     assert_close(curved, expected, 1e-6)
@@ -152,8 +142,6 @@ SHAPES = {
     "many samples, d > C": ((7, 4), (2.0, 1.1, 0.6, 0.2)),
     "many samples, d < C": ((4, 7), (2.0, 1.1, 0.6, 0.2)),
 }
-
-
 EPSILONS = (0.0, 1e-4, 0.05, 3.0)
 POWERS = (0.0, 0.1, 0.3, 1.0, 2.0)
 
@@ -163,15 +151,13 @@ def everything(features, weights):
     """All functions of a classifier with all their options, compiled once per shape."""
     results, arrays = {}, (features, weights)
     for epsilon in EPSILONS:
-        for name in ("classifier", "complement"):
-            project = getattr(jaxloss, f"project_{name}")
-            results[name, epsilon] = project(*arrays, epsilon=epsilon)
-    basis = jaxloss.spectral_basis(weights)
+        results["classifier", epsilon] = jaxloss.project_classifier(*arrays, epsilon=epsilon)
+        results["complement", epsilon] = jaxloss.project_complement(*arrays, epsilon=epsilon)
     project, overlap = jaxloss.project_spectral_complement, jaxloss.spectral_overlap
-    for power in POWERS:
-        for name, given in (("", None), (" of a basis", basis)):
-            results[f"spectral{name}", power] = project(*arrays, power=power, basis=given)
-            results[f"overlap{name}", power] = overlap(weights, power, basis=given)
+    for name, basis in (("", None), (" of a basis", jaxloss.spectral_basis(weights))):
+        for power in POWERS:
+            results[f"spectral{name}", power] = project(*arrays, power=power, basis=basis)
+            results[f"overlap{name}", power] = overlap(weights, power, basis=basis)
     return results
 
 
@@ -187,12 +173,7 @@ def case_inputs(case):
     ("case", "dtype"),
     [
         # A shape in one of the dtypes; `make long` has every second one.
-        pytest.param(
-            case,
-            dtype,
-            id=f"{np.dtype(dtype)}-{case}",
-            marks=[] if number % 2 else pytest.mark.long,
-        )
+        pytest.param(case, dtype, marks=[] if number % 2 else pytest.mark.long)
         for number, case in enumerate(SHAPES)
         for dtype in [(np.float64, np.float32)[number // 2 % 2]]
     ],
@@ -218,8 +199,7 @@ def test_projections_filter_the_singular_values(case, dtype):
 
     for epsilon in EPSILONS:
         if epsilon == 0 and len(singular) < min(weights.shape):
-            # WᵀW is singular. The result must still be finite.
-            assert np.isfinite(got["complement", 0.0]).all()
+            assert np.isfinite(got["complement", 0.0]).all()  # Although WᵀW is singular.
             continue
         within = filtered(singular**2 / (singular**2 + epsilon))
         close(("classifier", epsilon), within)
@@ -237,32 +217,26 @@ def test_projections_filter_the_singular_values(case, dtype):
 # Gradients through the projection ----
 
 
-def hard_classifiers():
-    """Classifiers as they occur in training, and those that rounding hurts most."""
-    rng = np.random.default_rng(86)
-    plain, columns = rng.normal(size=(40, 12)), np.arange(12)
-    some = (columns > 2) & (columns < 8)
-    few, equal = matrix(rng, (5.0, 4.0, 3.0), plain.shape), (1.0,) * 11
-    nearly = (3.0, 1.0 + 1e-9, *equal[:-1])
-    return {
-        "at the start": plain / np.sqrt(3 * 40),
-        "few directions": few,
-        "few directions and noise": few + 1e-3 * plain,
-        "small columns": plain * np.where(some, 1e-4, 1),
-        "zero columns": plain * ~some,
-        "repeated columns": plain[:, columns % 6],
-        "repeated singular values": matrix(rng, (3.0, *equal), plain.shape),
-        "nearly repeated": matrix(rng, nearly, plain.shape),
-        "orthonormal": matrix(rng, (1.0, *equal), plain.shape),
-        "d = C + 1": rng.normal(size=(13, 12)),
-        "d < C": rng.normal(size=(10, 30)),
-        "d < C, repeated": matrix(rng, (3.0, *equal[:8], 0.5), (10, 30)),
-        "orthogonal rows": matrix(rng, (2.0,) * 10, (10, 30)),
-        "large": 30 * plain,
-    }
-
-
-HARD = hard_classifiers()
+RNG = np.random.default_rng(86)
+PLAIN, EQUAL, SOME = RNG.normal(size=(40, 12)), (1.0,) * 11, np.isin(np.arange(12), range(3, 8))
+FEW = matrix(RNG, (5.0, 4.0, 3.0), PLAIN.shape)
+# Classifiers as they occur in training, and those that rounding hurts most.
+HARD = {
+    "at the start": PLAIN / np.sqrt(3 * 40),
+    "few directions": FEW,
+    "few directions and noise": FEW + 1e-3 * PLAIN,
+    "small columns": PLAIN * np.where(SOME, 1e-4, 1),
+    "zero columns": PLAIN * ~SOME,
+    "repeated columns": PLAIN[:, np.arange(12) % 6],
+    "repeated singular values": matrix(RNG, (3.0, *EQUAL), PLAIN.shape),
+    "nearly repeated": matrix(RNG, (3.0, 1.0 + 1e-9, *EQUAL[:-1]), PLAIN.shape),
+    "orthonormal": matrix(RNG, (1.0, *EQUAL), PLAIN.shape),
+    "d = C + 1": RNG.normal(size=(13, 12)),
+    "d < C": RNG.normal(size=(10, 30)),
+    "d < C, repeated": matrix(RNG, (3.0, *EQUAL[:8], 0.5), (10, 30)),
+    "orthogonal rows": matrix(RNG, (2.0,) * 10, (10, 30)),
+    "large": 30 * PLAIN,
+}
 # Relative to the largest gradient. Where singular values are 0 or small, 1/ε or the slope of the
 # power multiplies the rounding of W: a change of W by one unit in the last place of float32 moves
 # the exact gradient as much.
@@ -277,11 +251,7 @@ HARD_TOLERANCES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HARD)
-@pytest.mark.parametrize(
-    "dtype",
-    [pytest.param(np.float64, marks=pytest.mark.long), np.float32],
-    ids=["float64", "float32"],
-)
+@pytest.mark.parametrize("dtype", [pytest.param(np.float64, marks=pytest.mark.long), np.float32])
 @pytest.mark.parametrize(
     ("project", "options"),
     [
@@ -294,10 +264,8 @@ HARD_TOLERANCES = {
 def test_gradient_of_hard_classifiers(project, options, name, dtype):
     """Stopped and as written, against derivatives of the filter on the eigenvalues of WWᵀ."""
     weights = HARD[name].astype(dtype).astype(np.float64)
-    rng = np.random.default_rng(87)
-    features, cotangent = (
-        rng.normal(size=(6, len(weights))).astype(dtype).astype(np.float64) for _ in range(2)
-    )
+    given = np.random.default_rng(87).normal(size=(2, 6, len(weights)))
+    features, cotangent = given.astype(dtype).astype(np.float64)
     if name.startswith("ortho"):
         # The largest singular value has a kink where all are equal. It has no effect for a
         # cotangent that is orthogonal to the scale of the projection.
@@ -306,11 +274,8 @@ def test_gradient_of_hard_classifiers(project, options, name, dtype):
     run = partial(evaluate, project, (features, weights), cotangent, dtype, **options)
     expected = references.complement_gradients(features, weights, cotangent, dtype=dtype, **options)
     tolerance = 1e-9 if dtype == np.float64 else 32 * FLOAT32
-    value, grads = run()
-    results = [(value, grads)]
-    if "power" in options:
-        results.append(run(stop_gradient=True))
-        assert not results[1][1][1].any()
+    results = [run(), *([run(stop_gradient=True)] if "power" in options else [])]
+    assert not any(grads[1].any() for _, grads in results[1:])
     for value, (of_features, _) in results:
         size = magnitude(features), magnitude(cotangent)
         np.testing.assert_allclose(value, expected[0], rtol=0, atol=tolerance * size[0])
@@ -318,7 +283,7 @@ def test_gradient_of_hard_classifiers(project, options, name, dtype):
     if dtype == np.float32:
         tolerance = HARD_TOLERANCES.get((project.__name__, name), tolerance)
     atol = tolerance * max(magnitude(expected[2]), 1)
-    np.testing.assert_allclose(grads[1], expected[2], rtol=0, atol=atol)
+    np.testing.assert_allclose(results[0][1][1], expected[2], rtol=0, atol=atol)
 
 
 @pytest.mark.slow
@@ -352,17 +317,11 @@ def test_epsilon_zero_of_rank_deficient_classifiers_stays_a_projection(shape):
 @pytest.mark.parametrize("scale", [1e-30, 1e20])
 def test_the_spectral_gradient_does_not_depend_on_the_scale(scale):
     rng = np.random.default_rng(90)
-    weights, features = np.float32(rng.normal(size=(8, 5))), jnp.ones((2, 8))
-    gradient = jax.jit(
-        jax.grad(lambda w: jnp.sum(jnp.sin(jaxloss.project_spectral_complement(features, w))))
-    )
-    scaled = np.float64(gradient(jnp.asarray(weights * np.float32(scale)))) * scale
-    np.testing.assert_allclose(
-        scaled, gradient(jnp.asarray(weights)), rtol=32 * FLOAT32, atol=4 * FLOAT32
-    )
-
-
-# Overlap ----
+    weights = jnp.asarray(rng.normal(size=(8, 5)), jnp.float32)
+    project = partial(jaxloss.project_spectral_complement, jnp.ones((2, 8)))
+    gradient = jax.jit(jax.grad(lambda w: jnp.sum(jnp.sin(project(w)))))
+    scaled = np.float64(gradient(weights * np.float32(scale))) * scale
+    np.testing.assert_allclose(scaled, gradient(weights), rtol=32 * FLOAT32, atol=4 * FLOAT32)
 
 
 def test_gradient_where_the_largest_singular_value_repeats():
@@ -370,11 +329,11 @@ def test_gradient_where_the_largest_singular_value_repeats():
     rng, dim, power = np.random.default_rng(94), 6, 0.3
     features, cotangent = rng.normal(size=(2, 5, dim)).astype(np.float32)
     weights = np.linalg.qr(rng.normal(size=(dim, dim)))[0].astype(np.float32)
-    project = partial(jaxloss.project_spectral_complement, power=power)
-    pull_back = jax.jit(lambda x, w, c: jax.vjp(partial(project, x), w)[1](c)[0])
+    project, arrays = jaxloss.project_spectral_complement, (features, weights)
+    _, (_, got) = evaluate(project, arrays, cotangent, np.float32, power=power)
     both = features.T @ cotangent + cotangent.T @ features
     expected = power / 2 * (np.trace(both) / dim * weights - both @ weights)
-    np.testing.assert_allclose(pull_back(features, weights, cotangent), expected, atol=1e-5)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 def test_spectral_overlap():
@@ -396,29 +355,27 @@ def test_spectral_overlap():
 
 
 @pytest.mark.parametrize("case", SHAPES)
-@pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_spectral_basis_is_the_decomposition(case, dtype):
     _, weights, singular = case_inputs(case)
     with precision(dtype):
         basis = jax.jit(jaxloss.spectral_basis)(jnp.asarray(weights, dtype))
         vectors, values = map(np.asarray, basis)
     assert vectors.dtype == values.dtype == dtype
-    rank = min(weights.shape)
+    rank, number = min(weights.shape), len(singular)
     assert vectors.shape == (weights.shape[0], rank)
     tolerance = 1e-12 if dtype == np.float64 else FLOAT32
-    np.testing.assert_allclose(values[: len(singular)], singular, rtol=10 * tolerance)
-    assert not values[len(singular) :].any()
+    np.testing.assert_allclose(values[:number], singular, rtol=10 * tolerance)
+    assert not values[number:].any()
     np.testing.assert_allclose(vectors.T @ vectors, np.eye(rank), atol=tolerance)
-    used = vectors[:, : len(singular)]
+    used = vectors[:, :number]
     np.testing.assert_allclose(used @ used.T @ weights, weights, atol=10 * tolerance)
 
 
 def test_a_basis_of_null_directions_half_precision_and_nan():
     """Singular values of 0 are rounding errors, of more units in the last place than one."""
     rng, make = np.random.default_rng(95), jax.jit(jaxloss.spectral_basis)
-    values = make(
-        jnp.asarray(rng.normal(size=(64, 8)) @ rng.normal(size=(8, 400)), jnp.float32)
-    ).values
+    values = make(jnp.float32(rng.normal(size=(64, 8)) @ rng.normal(size=(8, 400)))).values
     assert values[:8].all()
     assert not values[8:].any()
     weights = jnp.asarray(rng.normal(size=(6, 4)), jnp.bfloat16)
@@ -452,12 +409,9 @@ def test_no_gradient_flows_through_a_basis():
 def test_no_square_projector():
     """With d = 2048 and C = 1000, W takes 8 MiB, its Gram matrix 4 MiB, a d×d projector 16 MiB."""
     dim, classes, n = 2048, 1000, 512
+    project = jaxloss.project_complement
     specs = ((n, dim), np.float32), ((dim, classes), np.float32)
-
-    def objective(x, w):
-        return jnp.sum(jaxloss.project_complement(x, w) ** 2)
-
-    for function in (jaxloss.project_complement, jax.value_and_grad(objective)):
+    for function in (project, jax.value_and_grad(lambda x, w: jnp.sum(project(x, w) ** 2))):
         text, memory = compiled(function, *specs)
         assert not re.search(r"\[(\d+,)*2048,2048", text)
         # W L⁻ᵀ, two Gram matrices and their factors; the gradient of W is not among the results.
@@ -470,8 +424,7 @@ def test_large_weights_keep_their_epsilon(shape):
     rng = np.random.default_rng(61)
     weights, features = rng.normal(0, 3, shape), rng.normal(size=(8, shape[0]))
     expected = references.project_complement(features, weights, epsilon=1e-4)
-    project = jax.jit(jaxloss.project_complement)
-    got = project(jnp.float32(features), jnp.float32(weights))
+    got = jax.jit(jaxloss.project_complement)(jnp.float32(features), jnp.float32(weights))
     # The condition of the Gram matrix, about 1e4 in the first, amplifies float32's rounding.
     np.testing.assert_allclose(got, expected, atol=2**7 * FLOAT32)
 
@@ -482,13 +435,10 @@ def test_weights_of_each_device():
     features = rng.normal(size=(4, 3, 20)).astype(np.float32)
     weights = rng.normal(size=(4, 20, 5)).astype(np.float32)
     weights[1], weights[2, :, 0] = 0, weights[2, :, 1]
-    expected = jax.jit(jax.vmap(jaxloss.project_complement))(features, weights)
-
-    def project(x, w):
-        return jaxloss.project_complement(x[0], w[0])[None]
-
+    project, rows = jax.vmap(jaxloss.project_complement), P("batch")
+    expected = jax.jit(project)(features, weights)
     for check in (True, False):
-        spread = over_mesh(project, P("batch"), P("batch"), check_vma=check)
+        spread = over_mesh(project, rows, rows, check_vma=check)
         np.testing.assert_allclose(jax.jit(spread)(features, weights), expected, atol=4 * FLOAT32)
 
 

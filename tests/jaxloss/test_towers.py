@@ -1,7 +1,7 @@
 """Losses of two towers. As variants of the loss table, the contract tests run over them, too."""
 
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import chex
 import jax
@@ -12,15 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 
 import jaxloss
 from tests.jaxloss import references
-from tests.jaxloss.harness import (
-    QUICK,
-    P,
-    magnitude,
-    mesh,
-    precision,
-    raises,
-    widen,
-)
+from tests.jaxloss.harness import QUICK, P, magnitude, mesh, precision, raises, widen
 from tests.tolerances import FLOAT32
 
 LOSSES: dict[str, tuple[str, dict[str, Any], dict[str, float]]] = {
@@ -39,20 +31,9 @@ LOSSES: dict[str, tuple[str, dict[str, Any], dict[str, float]]] = {
 }
 """Functions, options, and hyperparameters that have a gradient."""
 every_loss = pytest.mark.parametrize("name", LOSSES)
-RING = "jaxloss.pairs.visits.GATHERED_BYTES"
 
 
-class Towers(NamedTuple):
-    queries: Any
-    keys: Any
-    ids: Any
-    where: Any
-    key_where: Any
-    key_bias: Any = None
-    own_keys: Any = None
-    own_key_where: Any = None
-
-
+Towers: TypeAlias = dict[str, Any]
 FLOATS = ("queries", "keys", "key_bias", "own_keys")
 
 
@@ -65,10 +46,14 @@ def make_towers(n=8, further=0, seed=0, dim=5, extra=False) -> Towers:
     ids = rng.permutation(np.resize([3, 0, 3, -1, -1, 5], n)).astype(np.int32)
     where, key_where = np.arange(n) % 4 != 2, np.ones(n + further, bool)
     where[: n // 4], key_where[n - 1], key_where[n + 2 : n + 3] = True, False, False
-    if not extra:
-        return Towers(queries, keys, ids, where, key_where)
-    bias, own_keys = rng.normal(size=n + further), rng.normal(size=(n, 3, dim))
-    return Towers(queries, keys, ids, where, key_where, bias, own_keys, rng.random((n, 3)) < 0.7)
+    towers = {"queries": queries, "keys": keys, "ids": ids, "where": where, "key_where": key_where}
+    if extra:
+        towers |= {
+            "key_bias": rng.normal(size=n + further),
+            "own_keys": rng.normal(size=(n, 3, dim)),
+        }
+        towers["own_key_where"] = rng.random((n, 3)) < 0.7
+    return towers
 
 
 def towers_of(name: str, **options: Any) -> Towers:
@@ -87,30 +72,32 @@ def total_and_terms(loss: Any, features: Any, params: Any, masks: Any):
     return loss() + (terms**2).sum(), terms
 
 
-@cache
-def differentiated(name: str, **options: Any) -> Any:
+def differentiated(loss: Any) -> Any:
     """The jitted `(features, params, masks)` to `((total, terms), gradients)`."""
-    function = partial(total_and_terms, partial(find(name), **options))
-    return jax.jit(jax.value_and_grad(function, argnums=(0, 1), has_aux=True))
+    run = jax.value_and_grad(partial(total_and_terms, loss), (0, 1), has_aux=True)
+    return jax.jit(run, compiler_options=QUICK)
+
+
+alone = cache(lambda name: differentiated(find(name)))
 
 
 def split(towers: Towers, array: Any = lambda x: x) -> tuple[dict[str, Any], dict[str, Any]]:
     """The features and the masks that are given, by name."""
-    given = {name: array(x) for name, x in towers._asdict().items() if x is not None}
-    features = {name: given.pop(name) for name in FLOATS if name in given}
-    return features, given
+    features, masks = {}, {}
+    for name, x in towers.items():
+        (features if name in FLOATS else masks)[name] = array(x)
+    return features, masks
 
 
-def arguments(name: str, towers: Towers, dtype: Any) -> Any:
+def arguments(name: str, towers: Towers) -> Any:
     """The features, params and masks, as JAX arrays."""
     features, masks = split(towers, jnp.asarray)
-    features = {name: x.astype(dtype) for name, x in features.items()}
-    return features, jax.tree.map(partial(jnp.asarray, dtype=dtype), LOSSES[name][2]), masks
+    return features, jax.tree.map(jnp.asarray, LOSSES[name][2]), masks
 
 
-def evaluate(name: str, towers: Towers, dtype: Any = np.float64, **options: Any) -> Any:
-    with precision(dtype):
-        return widen(differentiated(name, **options)(*arguments(name, towers, dtype)))
+def evaluate(name: str, towers: Towers) -> Any:
+    with precision(np.float64):
+        return widen(alone(name)(*arguments(name, towers)))
 
 
 def by_torch(name: str, towers: Towers) -> Any:
@@ -138,7 +125,6 @@ def check(got: Any, expected: Any, tolerance: float) -> None:
 
 # Devices ----
 
-
 SPREAD = {
     "info_nce": (("sharded_loss", 4, 5), ("ring", 2, 0), ("Explicit", 2, 0)),
     "sigmoid_contrastive": (("ring", 4, 5), ("sharded_loss", 2, 5), ("Explicit", 2, 5)),
@@ -165,19 +151,18 @@ def test_devices_equal_one(name, way, devices, further, monkeypatch):
     if way != "Explicit":
         loss = jaxloss.sharded_loss(loss, on, "batch")
     if way == "ring":
-        monkeypatch.setattr(RING, 0)
+        monkeypatch.setattr("jaxloss.pairs.visits.GATHERED_BYTES", 0)
         loss = partial(loss, block_size=3)  # Several tiles of a device.
 
     def place(x: Any) -> Any:
         rows = P("batch") if len(x) % devices == 0 else P()
         return jax.device_put(x, NamedSharding(on, rows))
 
-    run = jax.value_and_grad(partial(total_and_terms, loss), (0, 1), has_aux=True)
     with precision(np.float64):
-        features, params, masks = arguments(name, towers, np.float64)
+        features, params, masks = arguments(name, towers)
         if way == "Explicit":
             features, masks = jax.tree.map(place, (features, masks))
-        got = widen(jax.jit(run, compiler_options=QUICK)(features, params, masks))
+        got = widen(differentiated(loss)(features, params, masks))
     check(got, expected, 1e-10)
 
 
@@ -188,19 +173,15 @@ def test_ids_on_devices(name):
 
     The largest unsigned id, which -1 is in this dtype, is as others, and not that of further keys.
     """
-    towers = make_towers(further=4)
-    ids = np.where(towers.ids < 0, np.arange(8) + 10, towers.ids).astype(np.uint32)
-    ids[towers.ids == 3] = np.iinfo(np.uint32).max
-    alone = partial(find(name), **LOSSES[name][2])
-    spread = jaxloss.sharded_loss(alone, mesh(), "batch")
-    for of_rows, expected_of in ((None, None), (towers.ids, towers.ids), (ids, towers.ids)):
-        got, expected = (
-            jax.jit(loss, compiler_options=QUICK)(
-                *map(np.float32, towers[:2]), **({} if x is None else {"ids": jnp.asarray(x)})
-            )
-            for loss, x in ((spread, of_rows), (alone, expected_of))
-        )
-        np.testing.assert_allclose(got, expected, rtol=4 * FLOAT32)
+    queries, keys, of_rows, *_ = make_towers(further=4).values()
+    ids = np.where(of_rows < 0, np.arange(8) + 10, of_rows).astype(np.uint32)
+    ids[of_rows == 3] = np.iinfo(np.uint32).max
+    loss = partial(find(name), **LOSSES[name][2])
+    spread = jaxloss.sharded_loss(loss, mesh(), "batch")
+    run, spread = (jax.jit(loss, compiler_options=QUICK) for loss in (loss, spread))
+    rows, same = (np.float32(queries), np.float32(keys)), {"ids": jnp.asarray(of_rows)}
+    for given, equal in (({}, {}), (same, same), ({"ids": jnp.asarray(ids)}, same)):
+        np.testing.assert_allclose(spread(*rows, **given), run(*rows, **equal), rtol=4 * FLOAT32)
 
 
 # Options ----
@@ -227,8 +208,9 @@ def test_pairs_of_options(function, run, monkeypatch):
     is_on = dict(zip(PAIRED, map(bool, RUNS[run]), strict=True))
     is_on["own_key_where"] &= is_on["own_keys"]
     towers = make_towers(further=3, seed=run, extra=True)
-    arrays = ("ids", "key_bias", "own_keys", "own_key_where")
-    towers = towers._replace(**{name: None for name in arrays if not is_on[name]})
+    for name in ("ids", "key_bias", "own_keys", "own_key_where"):
+        if not is_on[name]:
+            del towers[name]
     options: dict[str, Any] = {
         "equal_ids": "positive" if is_on["equal_ids"] else "ignore",
         "similarity": "negative_squared_distance" if is_on["similarity"] else "cosine",
@@ -250,8 +232,7 @@ def test_pairs_of_options(function, run, monkeypatch):
 
     with precision(np.float64):
         compute = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True), compiler_options=QUICK)
-        results = widen(compute(*arguments("run", towers, np.float64)))
-    (value, (terms, metrics)), gradients = results
+        (value, (terms, metrics)), gradients = widen(compute(*arguments("run", towers)))
     check(((value, terms), gradients), expected, 1e-10)
     np.testing.assert_allclose(metrics, dense_metrics(towers, options, params), rtol=1e-10)
 
@@ -302,34 +283,32 @@ def test_large_logits_have_a_gradient():
     queries = 10 * np.eye(4)
     keys = np.roll(queries, 1, axis=0)
     loss = partial(jaxloss.sigmoid_contrastive_loss, scale=1.0, bias=0.0, similarity="inner")
-    got, expected = [], []
-    for results, dtype in ((got, np.float32), (expected, np.float64)):
-        with precision(dtype):
-            rows = [jnp.asarray(x, dtype) for x in (queries, keys)]
-            results.append(jax.jit(jax.grad(loss), compiler_options=QUICK)(*rows))
-    np.testing.assert_allclose(*got, *expected, rtol=4 * FLOAT32)
+    gradient = jax.jit(jax.grad(loss), compiler_options=QUICK)
+    with precision(np.float64):
+        expected = gradient(jnp.asarray(queries), jnp.asarray(keys))
+    got = gradient(np.float32(queries), np.float32(keys))
+    np.testing.assert_allclose(got, expected, rtol=4 * FLOAT32)
 
 
 @pytest.mark.slow
 @every_loss
 def test_pairs_without_negatives_and_zeros(name):
     """One id for all rows, zero rows, and equal rows have finite losses and gradients."""
-    towers = towers_of(name, further=0)
-    one_id = towers._replace(ids=np.zeros(8, np.int32))
-    some = np.arange(8) != 1
-    zeros = towers._replace(queries=towers.queries * some[:, None])
-    for edge in (
-        one_id,
-        zeros,
-        towers._replace(queries=0 * towers.queries, keys=0 * towers.keys),
-        towers._replace(queries=0 * towers.queries + 1, keys=0 * towers.keys - 1),
-    ):
-        chex.assert_tree_all_finite(evaluate(name, edge))
-    if name == "info_nce":
-        assert magnitude(evaluate(name, one_id)) == 0
-    _, (gradients, _) = evaluate(name, zeros)
+    towers = towers_of(name)
+    queries, nothing = towers["queries"] * (np.arange(8) != 1)[:, None], 0 * towers["queries"]
+    one_id, zeros, *_ = results = [
+        evaluate(name, towers | edge)
+        for edge in (
+            {"ids": 0 * towers["ids"]},
+            {"queries": queries},
+            {"queries": nothing, "keys": nothing},
+            {"queries": nothing + 1, "keys": nothing - 1},
+        )
+    ]
+    chex.assert_tree_all_finite(results)
+    assert name != "info_nce" or magnitude(one_id) == 0
     if name in ("info_nce", "sigmoid_contrastive"):  # Cosines of a zero vector have no gradient.
-        np.testing.assert_array_equal(gradients["queries"].any(axis=1)[:2], [True, False])
+        np.testing.assert_array_equal(zeros[1][0]["queries"].any(axis=1)[:2], [True, False])
 
 
 @pytest.mark.slow
@@ -337,54 +316,47 @@ def test_pairs_without_negatives_and_zeros(name):
 def test_masked_rows_do_not_leak(name):
     towers = towers_of(name, further=3)
     expected = evaluate(name, towers)
-    poisoned = Towers(*(None if x is None else x.copy() for x in towers))
-    pairs = towers.where & towers.key_where[:8]
-    of_keys = np.concatenate([pairs, towers.key_where[8:]])
-    poisoned.queries[~pairs] = np.nan
-    poisoned.keys[~of_keys] = np.inf
-    if poisoned.key_bias is not None:
-        poisoned.key_bias[~of_keys] = np.nan
-        poisoned.own_keys[~towers.own_key_where] = np.inf
-        poisoned.own_keys[~pairs] = np.nan
-    chex.assert_trees_all_equal(evaluate(name, poisoned), expected)
+    pairs = towers["where"] & towers["key_where"][:8]
+    of_keys = np.concatenate([pairs, towers["key_where"][8:]])
+    towers["queries"][~pairs] = np.nan
+    towers["keys"][~of_keys] = np.inf
+    if "key_bias" in towers:
+        towers["key_bias"][~of_keys] = np.nan
+        towers["own_keys"][~towers["own_key_where"]] = np.inf
+        towers["own_keys"][~pairs] = np.nan
+    chex.assert_trees_all_equal(evaluate(name, towers), expected)
 
 
 f32, i32 = partial(np.ones, dtype=np.float32), partial(np.zeros, dtype=np.int32)
 FURTHER, QUERIES = r"`keys`.*m at least 5 and d = 4", r"`own_keys`.* n = 5 and d = 4"
-WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
-    *(
-        (error, match or name, {name: array})
-        for error, match, name, array in (
-            (ValueError, "", "queries", f32(4)),
-            (TypeError, "", "queries", i32((5, 4))),
-            (TypeError, "", "keys", i32((5, 4))),
-            (ValueError, FURTHER, "keys", f32((4, 4))),
-            (ValueError, FURTHER, "keys", f32((5, 3))),
-            (ValueError, "", "ids", i32(6)),
-            (TypeError, "", "ids", f32(5)),
-            (ValueError, "", "key_where", np.ones(5, bool)),
-            (TypeError, "", "key_where", i32(6)),
-            (ValueError, "", "where", np.ones(6, bool)),
-            (ValueError, "", "sample_weights", f32(6)),
-            (ValueError, "", "reduction", "avg"),
-            (ValueError, "", "block_size", 0),
-            (ValueError, "", "similarity", "l2"),
-            (ValueError, "", "equal_ids", "negative"),
-            (ValueError, "", "hardness", np.inf),
-            (TypeError, "", "margin_of_false_negatives", "0.1"),
-            (TypeError, "`metrics` must be", "metrics", 1),
-            (ValueError, "", "key_bias", f32(5)),
-            (TypeError, "", "key_bias", i32(6)),
-            (ValueError, QUERIES, "own_keys", f32((5, 2, 3))),
-            (ValueError, "", "own_keys", f32((5, 4))),
-            (TypeError, "", "own_keys", i32((5, 2, 4))),
-            (ValueError, "must come with `own_keys`", "own_key_where", np.ones((5, 2), bool)),
-        )
-    ),
-    *(
-        (error, "own_key_where", {"own_keys": f32((5, 2, 4)), "own_key_where": wrong})
-        for error, wrong in ((ValueError, np.ones((5, 3), bool)), (TypeError, i32((5, 2))))
-    ),
+OWN = {"own_keys": f32((5, 2, 4))}
+WRONG: list[tuple[type[Exception], str, str, Any]] = [
+    (ValueError, "", "queries", f32(4)),
+    (TypeError, "", "queries", i32((5, 4))),
+    (TypeError, "", "keys", i32((5, 4))),
+    (ValueError, FURTHER, "keys", f32((4, 4))),
+    (ValueError, FURTHER, "keys", f32((5, 3))),
+    (ValueError, "", "ids", i32(6)),
+    (TypeError, "", "ids", f32(5)),
+    (ValueError, "", "key_where", np.ones(5, bool)),
+    (TypeError, "", "key_where", i32(6)),
+    (ValueError, "", "where", np.ones(6, bool)),
+    (ValueError, "", "sample_weights", f32(6)),
+    (ValueError, "", "reduction", "avg"),
+    (ValueError, "", "block_size", 0),
+    (ValueError, "", "similarity", "l2"),
+    (ValueError, "", "equal_ids", "negative"),
+    (ValueError, "", "hardness", np.inf),
+    (TypeError, "", "margin_of_false_negatives", "0.1"),
+    (TypeError, "`metrics` must be", "metrics", 1),
+    (ValueError, "", "key_bias", f32(5)),
+    (TypeError, "", "key_bias", i32(6)),
+    (ValueError, QUERIES, "own_keys", f32((5, 2, 3))),
+    (ValueError, "", "own_keys", f32((5, 4))),
+    (TypeError, "", "own_keys", i32((5, 2, 4))),
+    (ValueError, "must come with `own_keys`", "own_key_where", np.ones((5, 2), bool)),
+    (ValueError, "", "own_key_where", OWN | {"own_key_where": np.ones((5, 3), bool)}),
+    (TypeError, "", "own_key_where", OWN | {"own_key_where": i32((5, 2))}),
 ]
 
 
@@ -396,9 +368,9 @@ WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
     ],
 )
 def test_wrong_arguments_are_named(loss, numbers):
-    right = {"queries": f32((5, 4)), "keys": f32((6, 4))}
-    own = [(ValueError, name, {name: number}) for name, number in numbers.items()]
-    for error, match, changes in WRONG + own:
-        given = right | changes
-        with raises(error, match):
+    own = [(ValueError, "", name, number) for name, number in numbers.items()]
+    for error, match, name, wrong in WRONG + own:
+        given = {"queries": f32((5, 4)), "keys": f32((6, 4))}
+        given |= wrong if isinstance(wrong, dict) else {name: wrong}
+        with raises(error, match or name):
             jax.eval_shape(lambda given=given: loss(**given))
