@@ -100,29 +100,9 @@ def of_features(
 
 
 supcon = partial(jaxloss.supervised_contrastive_loss, temperature=0.3)
-supcon_of_distances = partial(supcon, similarity="negative_distance")
 multi_similarity = partial(jaxloss.multi_similarity_loss)
-mined = partial(jaxloss.multi_similarity_loss, mining_margin=0.1)
-circle = partial(jaxloss.circle_loss, margin=0.25, scale=5.0)
-
-
-def triplets(options: str, *, soft: bool, squared: bool, mining: str) -> Peer:
-    """Of distinct features: the gradient of theirs at a distance of 0 is arbitrary."""
-    hard = mining == "hard"
-    theirs = losses.TripletMarginLoss(
-        margin=0.3,
-        smooth_loss=soft,
-        distance=distances.LpDistance(power=2 if squared else 1),
-        # By default it averages over the terms above 0, as "all" does.
-        reducer=reducers.MeanReducer() if hard else None,
-    )
-    loss: Any = jaxloss.triplet_loss
-    ours = partial(loss, margin=0.3, mining=mining, soft=soft, squared=squared)
-    return of_features(
-        options, ours, theirs, miners.BatchHardMiner() if hard else None, features=DISTINCT
-    )
-
-
+of_theirs = losses.MultiSimilarityLoss(alpha=2, beta=50, base=0.5)
+distance = distances.LpDistance(power=1)
 OF_FEATURES = (
     of_features(
         "on normalised features",
@@ -130,27 +110,18 @@ OF_FEATURES = (
         losses.NCALoss(softmax_scale=2),
         normalized=True,
     ),
-    *(
-        of_features(options, ours, theirs, miner, references=references)
-        for options, ours, theirs, miner in (
-            ("", supcon, losses.SupConLoss(temperature=0.3), None),
-            (
-                "`similarity` of distances",
-                supcon_of_distances,
-                losses.SupConLoss(0.3, distance=distances.LpDistance(normalize_embeddings=False)),
-                None,
-            ),
-            ("", multi_similarity, losses.MultiSimilarityLoss(alpha=2, beta=50, base=0.5), None),
-            (
-                "`mining_margin`",
-                mined,
-                losses.MultiSimilarityLoss(alpha=2, beta=50, base=0.5),
-                miners.MultiSimilarityMiner(epsilon=0.1),
-            ),
-            # With a scale that keeps losses below 20, above which `torch.nn.Softplus` is rounded.
-            ("", circle, losses.CircleLoss(m=0.25, gamma=5), None),
-        )
-        for references in (False, True)
+    of_features("", supcon, losses.SupConLoss(temperature=0.3)),
+    of_features("", multi_similarity, of_theirs),
+    of_features(
+        "`mining_margin`",
+        partial(multi_similarity, mining_margin=0.1),
+        of_theirs,
+        miners.MultiSimilarityMiner(epsilon=0.1),
+        references=True,
+    ),
+    # With a scale that keeps losses below 20, above which `torch.nn.Softplus` is rounded.
+    of_features(
+        "", partial(jaxloss.circle_loss, margin=0.25, scale=5.0), losses.CircleLoss(0.25, 5)
     ),
     # Theirs averages over pairs, which is the mean over anchors for classes of two samples.
     of_features(
@@ -160,10 +131,20 @@ OF_FEATURES = (
         features=FEATURES[: len(PAIRS)],
         labels=PAIRS,
     ),
-    triplets("", mining="hard", soft=False, squared=False),
-    triplets("`soft`, `squared`", mining="hard", soft=True, squared=True),
-    triplets('`mining="all"`, `squared`', mining="all", soft=False, squared=True),
-    triplets('`mining="all"`, `soft`', mining="all", soft=True, squared=False),
+    # Triplets of distinct features: the gradient of theirs at a distance of 0 is arbitrary.
+    of_features(
+        "",
+        partial(jaxloss.triplet_loss, margin=0.3),
+        losses.TripletMarginLoss(0.3, distance=distance, reducer=reducers.MeanReducer()),
+        miners.BatchHardMiner(),
+        features=DISTINCT,
+    ),
+    of_features(
+        '`mining="all"`, `soft`',
+        partial(jaxloss.triplet_loss, margin=0.3, mining="all", soft=True),
+        losses.TripletMarginLoss(0.3, smooth_loss=True, distance=distance),
+        features=DISTINCT,
+    ),
 )
 
 
@@ -292,58 +273,51 @@ def barlow_twins(first: Tensor, second: Tensor) -> Tensor:
 
 VIEWS, RANKED = (FIRST, SECOND), (FIRST[:9], SECOND)
 info_nce = partial(jaxloss.info_nce_loss)
-one_way = partial(jaxloss.info_nce_loss, symmetric=False)
+one_way = partial(info_nce, symmetric=False)
 of_a_ranking = partial(one_way, temperature=1 / 20)
-OF_TWO_ARRAYS = tuple(
-    Peer(f"{loss}_loss", options, theirs, source, arrays, value, torch_value)
-    for loss, options, theirs, source, arrays, value, torch_value in (
-        (
-            *("info_nce", "", "CLIP", "pseudocode", (*VIEWS, LOG_SCALE)),
-            lambda x, z, log: info_nce(x, z, temperature=jnp.exp(-log)),
-            clip,
-        ),
-        (
-            *("info_nce", "`symmetric=False`", "`NTXentLoss`", PACKAGE, RANKED),
-            partial(one_way, temperature=0.2),
-            nt_xent,
-        ),
-        (
-            *("sigmoid_contrastive", "", "SigLIP", "pseudocode", (*VIEWS, LOG_SCALE)),
-            lambda x, z, log: jaxloss.sigmoid_contrastive_loss(x, z, scale=jnp.exp(log), bias=-3.0),
-            siglip,
-        ),
-        (
-            *("info_nce", "`similarity`, `logsumexp_penalty`", "contrastive RL", "pseudocode"),
-            VIEWS,
-            partial(
-                one_way, temperature=1.0, similarity="negative_distance", logsumexp_penalty=0.1
-            ),
-            contrastive_rl,
-        ),
-        (
-            *("info_nce", "`hardness`", "`MultipleNegativesRankingLoss`", "pseudocode", RANKED),
-            partial(of_a_ranking, hardness=5.0),
-            partial(ranking, strength=5.0, margin=None),
-        ),
-        (
-            *("info_nce", "`margin_of_false_negatives`", "`GISTEmbedLoss`", "pseudocode", RANKED),
-            partial(of_a_ranking, margin_of_false_negatives=-0.05),
-            partial(ranking, strength=0.0, margin=0.05),
-        ),
-        ("koleo", "", "DINOv2", "pseudocode", (DISTINCT,), jaxloss.koleo_loss, koleo),
-        (
-            *("vicreg", "half of `variance`", "`VICRegLoss`", PACKAGE, VIEWS),
-            partial(
-                jaxloss.vicreg_loss, invariance=7.0, variance=3.0, covariance=2.0, epsilon=1e-3
-            ),
-            vicreg,
-        ),
-        (
-            *("barlow_twins", "", "Barlow Twins", "pseudocode", VIEWS),
-            partial(jaxloss.barlow_twins_loss, off_diagonal=0.05),
-            barlow_twins,
-        ),
-    )
+OF_TWO_ARRAYS = (
+    Peer(
+        *("info_nce_loss", "", "CLIP", "pseudocode", (*VIEWS, LOG_SCALE)),
+        lambda x, z, log: info_nce(x, z, temperature=jnp.exp(-log)),
+        clip,
+    ),
+    Peer(
+        *("info_nce_loss", "`symmetric=False`", "`NTXentLoss`", PACKAGE, RANKED),
+        partial(one_way, temperature=0.2),
+        nt_xent,
+    ),
+    Peer(
+        *("sigmoid_contrastive_loss", "", "SigLIP", "pseudocode", (*VIEWS, LOG_SCALE)),
+        lambda x, z, log: jaxloss.sigmoid_contrastive_loss(x, z, scale=jnp.exp(log), bias=-3.0),
+        siglip,
+    ),
+    Peer(
+        *("info_nce_loss", "`similarity`, `logsumexp_penalty`", "contrastive RL", "pseudocode"),
+        VIEWS,
+        partial(one_way, temperature=1.0, similarity="negative_distance", logsumexp_penalty=0.1),
+        contrastive_rl,
+    ),
+    Peer(
+        *("info_nce_loss", "`hardness`", "`MultipleNegativesRankingLoss`", "pseudocode", RANKED),
+        partial(of_a_ranking, hardness=5.0),
+        partial(ranking, strength=5.0, margin=None),
+    ),
+    Peer(
+        *("info_nce_loss", "`margin_of_false_negatives`", "`GISTEmbedLoss`", "pseudocode", RANKED),
+        partial(of_a_ranking, margin_of_false_negatives=-0.05),
+        partial(ranking, strength=0.0, margin=0.05),
+    ),
+    Peer("koleo_loss", "", "DINOv2", "pseudocode", (DISTINCT,), jaxloss.koleo_loss, koleo),
+    Peer(
+        *("vicreg_loss", "half of `variance`", "`VICRegLoss`", PACKAGE, VIEWS),
+        partial(jaxloss.vicreg_loss, invariance=7.0, variance=3.0, covariance=2.0, epsilon=1e-3),
+        vicreg,
+    ),
+    Peer(
+        *("barlow_twins_loss", "", "Barlow Twins", "pseudocode", VIEWS),
+        partial(jaxloss.barlow_twins_loss, off_diagonal=0.05),
+        barlow_twins,
+    ),
 )
 
 

@@ -133,15 +133,6 @@ def own(
     return own_loss
 
 
-@pytest.mark.slow
-def test_a_right_loss_with_hyperparameters_passes(monkeypatch):
-    """Also one whose hyperparameter cannot be traced."""
-    rules = ("jit", "hyperparameters", "device_gradients")
-    monkeypatch.setattr(testing, "RULES", [r for r in testing.RULES if r.name in rules])
-    for loss in (of_scaled_rows, of_numbers_that_cannot_be_traced):
-        check_loss(loss, rows_and_labels)
-
-
 # Faults ----
 
 
@@ -183,14 +174,6 @@ def mean_by(denominator):
 def times_all_weights(losses, counts, weights, *_):
     """0 times a weight of NaN is NaN."""
     return (1 if weights is None else weights) * jnp.where(counts, losses, 0)
-
-
-def all_but_minus_one(labels, where):
-    return only_mask(labels, where) & (labels != -1)
-
-
-def sum_for_none(losses, counts, weights, _, axis_name):
-    return reduce_rows(losses, counts, weights, "sum", axis_name)
 
 
 def mean_of_means(losses, counts, weights, reduction, axis_name):
@@ -246,18 +229,9 @@ with_gradient_of_all_rows.defvjp(
 )
 
 
-def without_nan(rows, valid):
-    """Infinite rows of padding stay."""
-    return jnp.where(valid[:, None] | ~jnp.isnan(rows), rows, 0)
-
-
 def hides_nan_in(kind):
     """A reduction that hides NaN, of this kind alone."""
-
-    def reduce(losses, counts, weights, reduction, axis_name):
-        return reduce_rows(jnp.nan_to_num(losses), counts, weights, reduction, axis_name)
-
-    return own(reduce=when(kind, reduce))
+    return own(reduce=when(kind, lambda losses, *rest: reduce_rows(jnp.nan_to_num(losses), *rest)))
 
 
 def through(function):
@@ -305,6 +279,12 @@ def of_scaled_rows(rows, labels, *, scale=2.0, before=without_invalid, **common)
 def of_a_scale_that_devices_stop(rows, labels, *, scale=2.0, axis_name=None, **common):
     scale = scale if axis_name is None else lax.stop_gradient(scale)
     return of_scaled_rows(rows, labels, scale=scale, axis_name=axis_name, **common)
+
+
+def of_a_scale_of_ignored_rows(rows, labels, *, scale=2.0, where=None, **common):
+    rows = without_invalid(rows, only_mask(labels, where))
+    common |= {"scale": scale, "where": where, "before": lambda rows, valid: rows}
+    return of_scaled_rows(rows, labels, **common)
 
 
 def of_numbers_that_cannot_be_traced(rows, labels, *, smoothing=0.0, power=2, **common):
@@ -362,7 +342,9 @@ FAULTS = {
     "padding_leaks": {
         "0 times NaN": own(prepare=lambda rows, valid: rows * valid[:, None].astype(rows.dtype)),
         "mask of the losses alone": own(prepare=lambda rows, valid: rows),
-        "mask by isnan": own(prepare=without_nan),
+        "mask by isnan": own(  # Infinite rows of padding stay.
+            prepare=lambda rows, valid: jnp.where(valid[:, None] | ~jnp.isnan(rows), rows, 0)
+        ),
         "0 times a weight of NaN": own(
             reduce=when("sum", lambda *args: times_all_weights(*args).sum())
         ),
@@ -372,27 +354,20 @@ FAULTS = {
             partial(cross_entropies, index=lambda labels, valid: labels), valid=only_mask
         ),
         "unknown targets": own(binary_entropies, valid=only_mask),
-        "only the label -1": own(valid=all_but_minus_one),
+        "only the label -1": own(
+            valid=lambda labels, where: only_mask(labels, where) & (labels != -1)
+        ),
     },
     "hyperparameters": {
         "scale of padding": partial(of_scaled_rows, before=lambda rows, valid: rows),
-        "scale of ignored rows": lambda rows, labels, *, scale=2.0, where=None, **common: (
-            of_scaled_rows(
-                without_invalid(rows, only_mask(labels, where)),
-                labels,
-                scale=scale,
-                where=where,
-                before=lambda rows, valid: rows,
-                **common,
-            )
-        ),
+        "scale of ignored rows": of_a_scale_of_ignored_rows,
     },
     "none": {
         "none not zeroed": own(
             reduce=when("none", lambda losses, _, weights, *others: losses * weights)
         ),
         "none of a weight of NaN": own(reduce=when("none", times_all_weights)),
-        "a scalar as none": own(reduce=when("none", sum_for_none)),
+        "a scalar as none": own(reduce=when("none", lambda x, counts, weights, _, axis: x.sum())),
     },
     "sums": {
         "unweighted sum": own(
@@ -400,12 +375,8 @@ FAULTS = {
         )
     },
     "weights": {
-        "weights not in the denominator": own(
-            reduce=mean_by(lambda counts, _: jnp.maximum(counts.sum(), 1))
-        ),
-        "denominator of at least 1": own(
-            reduce=mean_by(lambda _, weights: jnp.maximum(weights.sum(), 1))
-        ),
+        "weights not in the denominator": own(reduce=mean_by(lambda counts, _: counts.sum())),
+        "denominator of at least 1": own(reduce=mean_by(lambda _, x: jnp.maximum(x.sum(), 1))),
     },
     "hidden_nan": {**{f"nan_to_num in the {kind}": hides_nan_in(kind) for kind in REDUCTIONS}},
     "gradient": {"wrong custom gradient": own(through(doubled_gradient))},
@@ -470,11 +441,11 @@ def by_numpy(logits, labels):
     return np.mean(np.log(np.exp(2 * logits).sum(1)) - 2 * logits[np.arange(len(labels)), labels])
 
 
-def by_torch(logits, labels, detach=False):
+def by_torch(logits, labels):
+    """With a stop-gradient."""
     torch = pytest.importorskip("torch")
     values = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-    weights = values.detach() if detach else values
-    return (weights * values).mean()
+    return (values.detach() * values).mean()
 
 
 def squared(logits, labels, valid, axis_name, stop=lambda x: x):
@@ -487,16 +458,18 @@ def test_references():
     """A stop-gradient needs one in PyTorch."""
     check = partial(check_loss, make_inputs=rows_and_labels, devices=False, dtypes=False)
     stopped = own(partial(squared, stop=lax.stop_gradient))
-    by_torch_stopped = partial(by_torch, detach=True)
-    check(stopped, reference=by_torch_stopped)
+    check(stopped, reference=by_torch)
     for rule, loss, reference in (
         ("reference", own(), by_numpy),
-        ("reference", own(squared), by_torch_stopped),
+        ("reference", own(squared), by_torch),
         ("gradient", stopped, None),
     ):
         with pytest.raises(ContractError) as caught:
             check(loss, reference=reference)
         assert caught.value.rule == rule
+
+
+OF_NUMBERS = ("jit", "hyperparameters", "device_gradients")
 
 
 def between_views(first, second, valid, axis_name):
@@ -505,13 +478,19 @@ def between_views(first, second, valid, axis_name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("loss", "inputs"),
+    ("loss", "inputs", "rules"),
     [
-        (own(pairs), rows_and_labels),
-        (own(between_views, valid=only_mask), lambda rng, n: tuple(rng.normal(size=(2, n, 3)))),
+        (own(pairs), rows_and_labels, ()),
+        (own(between_views, valid=only_mask), lambda rng, n: tuple(rng.normal(size=(2, n, 3))), ()),
+        # With hyperparameters, also one that cannot be traced.
+        (of_scaled_rows, rows_and_labels, OF_NUMBERS),
+        (of_numbers_that_cannot_be_traced, rows_and_labels, OF_NUMBERS),
     ],
+    ids=["pairs", "views", "scale", "numbers"],
 )
-def test_a_right_loss_passes(loss, inputs):
+def test_a_right_loss_passes(loss, inputs, rules, monkeypatch):
+    only = [rule for rule in testing.RULES if not rules or rule.name in rules]
+    monkeypatch.setattr(testing, "RULES", only)
     check_loss(loss, inputs)
 
 

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 import jaxloss
-from tests.jaxloss.harness import P, array_shapes, assert_close, compiled, enable_x64, mesh, raises
+from tests.jaxloss.harness import (
+    P,
+    array_shapes,
+    assert_close,
+    compiled,
+    enable_x64,
+    mesh,
+    over_mesh,
+    raises,
+)
 from tests.tolerances import FLOAT32
 
 N, DIM, CLASSES, CENTRES = 15, 6, 5, 3
@@ -55,11 +64,9 @@ def test_the_logit_falls_with_the_angle():
 
 
 def test_below_zero_the_angle_is_zero():
-    cosines = jnp.asarray([[0.9, 0.2], [-0.3, 0.2]])
-    labels, angles = jnp.asarray([0, 0]), jnp.asarray([-2.0, -0.4])
-    got = jaxloss.margin_softmax_loss(
-        cosines, labels, margin=0.25, sample_angular_margin=angles, reduction="none"
-    )
+    cosines, labels = jnp.asarray([[0.9, 0.2], [-0.3, 0.2]]), jnp.asarray([0, 0])
+    options = {"margin": 0.25, "sample_angular_margin": jnp.asarray([-2.0, -0.4])}
+    got = jaxloss.margin_softmax_loss(cosines, labels, **options, reduction="none")
     targets = np.array([1.0, math.cos(math.acos(-0.3) - 0.4)]) - 0.25
     np.testing.assert_allclose(got, np.log1p(np.exp(0.2 - targets)), rtol=FLOAT32)
 
@@ -127,11 +134,11 @@ def test_memory_of_sub_centres():
         assert f"[{','.join(map(str, shape))}]" not in text
     assert size < 4 * n * classes * centres
     # The default size of a block counts the sub-centres.
-    large = [jax.ShapeDtypeStruct(*spec) for spec in (
-        ((512, dim), np.float32), ((512,), np.int32), ((dim, 2000, centres), np.float32)
-    )]  # fmt: skip
-    shapes = array_shapes(partial(cosine_loss, scale=3.0), *large)
-    assert max(math.prod(shape) for shape in shapes if shape[:1] == (512,)) < 512 * 2000
+    n, classes = 512, 2000
+    rows = jax.ShapeDtypeStruct((n, dim), np.float32), jax.ShapeDtypeStruct((n,), np.int32)
+    weights = jax.ShapeDtypeStruct((dim, classes, centres), np.float32)
+    shapes = array_shapes(partial(cosine_loss, scale=3.0), *rows, weights)
+    assert max(math.prod(shape) for shape in shapes if shape[:1] == (n,)) < n * classes
 
 
 # Devices ----
@@ -160,44 +167,32 @@ def divisible():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
-    [
-        "shard_map",
-        *(pytest.param(way, marks=pytest.mark.long) for way in ("Explicit mesh", "sharded_loss")),
-    ],
+    ["shard_map", *(pytest.param(k, marks=pytest.mark.long) for k in ("mesh", "sharded_loss"))],
 )
 def test_classes_and_rows_on_devices(way):
+    axes, run = ("batch", "classes"), partial(objective, partial(cosine_loss, block_size=2))
     with enable_x64(True):
         leaves, labels, where = divisible()
-        run = partial(objective, partial(cosine_loss, block_size=2))
         single = jax.jit(jax.value_and_grad(run))
         expected = jax.tree.map(np.asarray, single(leaves, labels, where=where))
-        axes = ("batch", "classes")
         if way == "shard_map":
             names = {"axis_name": "batch", "class_axis_name": "classes"}
-            loss = jax.shard_map(
+            loss = over_mesh(
                 lambda *args: run(*args[:2], where=args[2], **names),
-                mesh=mesh((2, 2), axes),
-                in_specs=(*SPECS, P("batch")),
-                out_specs=P(),
+                *((*SPECS, P("batch")), P(), (2, 2), axes),
             )
             got = jax.jit(jax.value_and_grad(loss))(leaves, labels, where)
-        elif way == "Explicit mesh":
-            devices = mesh((2, 2), axes, jax.sharding.AxisType.Explicit)
-            placed = jax.tree.map(
-                lambda x, spec: jax.device_put(x, jax.NamedSharding(devices, spec)),
-                (leaves, labels),
-                SPECS,
-            )
-            got = single(*placed, where=where)
-            for gradient, spec in zip(got[1], SPECS[0], strict=True):
-                assert gradient.sharding.is_equivalent_to(
-                    jax.NamedSharding(devices, spec), gradient.ndim
-                )
-        else:
+        elif way == "sharded_loss":
             spread = jaxloss.sharded_loss(jaxloss.classifier_loss, mesh((2, 2), axes), "batch")
             spread = partial(spread, similarity="cosine", class_axis_name="classes")
             value = partial(objective, spread, labels=labels, where=where)
             got = jax.jit(jax.value_and_grad(value))(leaves)
+        else:
+            devices = mesh((2, 2), axes, jax.sharding.AxisType.Explicit)
+            places = jax.tree.map(lambda spec: jax.NamedSharding(devices, spec), SPECS)
+            got = single(*jax.device_put((leaves, labels), places), where=where)
+            for gradient, place in zip(got[1], places[0], strict=True):
+                assert gradient.sharding.is_equivalent_to(place, gradient.ndim)
         assert_close(got, expected, 1e-12)
 
 
@@ -205,19 +200,12 @@ def test_classes_and_rows_on_devices(way):
 def test_number_and_array_of_classes_are_the_same():
     """On an Explicit mesh, where an array without dimensions is not spread over the classes."""
     leaves, labels, where = divisible()
-    features, centres = (x.astype(jnp.float32) for x in leaves[:2])
+    features, centres = (np.asarray(x, np.float32) for x in leaves[:2])
     devices = mesh((2, 2), ("batch", "classes"), jax.sharding.AxisType.Explicit)
-    centres = jax.device_put(centres, jax.NamedSharding(devices, P(None, "classes")))
-    run = jax.jit(partial(cosine_loss, where=where, margin=jnp.asarray(0.25)))
-    got = run(features, labels, centres, angular_margin=jnp.asarray(0.5))
-    expected = cosine_loss(
-        features,
-        labels,
-        jnp.asarray(np.asarray(centres)),
-        where=where,
-        margin=jnp.full(6, 0.25),
-        angular_margin=jnp.full(6, 0.5),
-    )
+    placed = jax.device_put(centres, jax.NamedSharding(devices, P(None, "classes")))
+    run = partial(cosine_loss, features, labels, where=where)
+    got = jax.jit(run)(weights=placed, margin=jnp.asarray(0.25), angular_margin=jnp.asarray(0.5))
+    expected = run(weights=centres, margin=jnp.full(6, 0.25), angular_margin=jnp.full(6, 0.5))
     np.testing.assert_allclose(got, expected, rtol=FLOAT32)
 
 
@@ -236,8 +224,7 @@ def test_margins_take_the_dtype_of_the_logits():
 def test_wrong_margins_are_named():
     leaves, labels = leaves_and_labels(np.float32)
     features, centres = leaves[:2]
-    weights = centres[:, :, 0]
-    inner: Any = partial(jaxloss.classifier_loss, features, labels, weights)
+    inner: Any = partial(jaxloss.classifier_loss, features, labels, centres[:, :, 0])
     for options in ({"angular_margin": 0.3}, {"sample_angular_margin": jnp.zeros(N)}):
         with raises(ValueError, "`angular_margin` and `sample_angular_margin` are for cosines"):
             inner(**options)
@@ -250,49 +237,45 @@ def test_wrong_margins_are_named():
         for shape in ((4,), (1,), (5, 1)):
             with raises(ValueError, rf"`{name}` must .*\[C\].*got \({shape[0]},"):
                 inner(**{name: jnp.zeros(shape)})
-        with raises(TypeError, rf"`{name}` must have a float dtype, got int32"):
-            inner(**{name: jnp.zeros(CLASSES, jnp.int32)})
-        with raises(ValueError, rf"`sample_{name}` and `labels` must have the same number of rows"):
-            inner(**{f"sample_{name}": jnp.zeros(N - 1)})
-        with raises(ValueError, rf"`sample_{name}` must have shape \[n\], got \(\)"):
-            inner(**{f"sample_{name}": jnp.zeros(())})
+        for key, wrong, error, match in (
+            (name, jnp.zeros(CLASSES, jnp.int32), TypeError, "must have a float dtype, got int32"),
+            (f"sample_{name}", jnp.zeros(N - 1), ValueError, "and `labels` must have the same num"),
+            (f"sample_{name}", jnp.zeros(()), ValueError, r"must have shape \[n\], got \(\)"),
+        ):
+            with raises(error, f"`{key}` {match}"):
+                inner(**{key: wrong})
 
 
 SAMPLE_MARGIN: Any = np.full(4, 0.2)
 
 
+LARGE: list[tuple[Any, dict[str, Any]]] = [
+    (jaxloss.warp_loss, {}),
+    (jaxloss.robust_multilabel_loss, {}),
+    (jaxloss.robust_multilabel_loss, {"leak": 0.0}),
+    (jaxloss.margin_softmax_loss, {"margin": 0.5, "scale": 32.0}),
+    (jaxloss.margin_softmax_loss, {"margin": -0.5, "sample_margin": SAMPLE_MARGIN}),
+    (jaxloss.classifier_loss, {"margin": 0.5, "weights": np.eye(2)}),
+    (jaxloss.two_way_loss, {"margin": 0.5}),
+]
+
+
 @pytest.mark.parametrize("offset", [1.7e7, 1e8, 1e30])
-@pytest.mark.parametrize(
-    "loss",
-    [
-        jaxloss.warp_loss,
-        jaxloss.robust_multilabel_loss,
-        partial(jaxloss.robust_multilabel_loss, leak=0.0),
-        partial(jaxloss.margin_softmax_loss, margin=0.5, scale=32.0),
-        partial(jaxloss.margin_softmax_loss, margin=-0.5, sample_margin=SAMPLE_MARGIN),
-        partial(jaxloss.classifier_loss, margin=0.5),
-        partial(jaxloss.two_way_loss, margin=0.5),
-    ],
-    ids=lambda loss: getattr(loss, "__name__", None) or loss.func.__name__,
-)
-def test_margins_beside_large_logits(loss, offset):
+@pytest.mark.parametrize(("loss", "options"), LARGE)
+def test_margins_beside_large_logits(loss, options, offset):
     """They are lost in a sum with a large logit, and not beside a difference of two."""
-    function = getattr(loss, "func", loss)
-    multi_label = function not in (jaxloss.margin_softmax_loss, jaxloss.classifier_loss)
     labels = np.array([[1, 0], [0, 1], [1, 0], [1, 0]], np.int32)
-    labels = labels if multi_label else labels.argmax(1)
+    if loss in (jaxloss.margin_softmax_loss, jaxloss.classifier_loss):
+        labels = labels.argmax(1)
     logits = np.full((4, 2), offset, np.float32)
     logits[1, 1] = np.nextafter(logits[1, 1], np.float32(np.inf))  # A step apart.
-    rest = (np.eye(2, dtype=np.float32),) if function is jaxloss.classifier_loss else ()
 
     def results(dtype):
-        options = {
-            k: v.astype(dtype) for k, v in getattr(loss, "keywords", {}).items() if np.ndim(v)
-        }
-        arrays = (jnp.asarray(logits, dtype), labels, *(r.astype(dtype) for r in rest))
-        return jax.value_and_grad(partial(loss, **options))(*arrays)
+        arrays = {k: v.astype(dtype) if np.ndim(v) else v for k, v in options.items()}
+        run = jax.value_and_grad(lambda logits: loss(logits, labels, **arrays))
+        return jax.tree.map(np.asarray, run(jnp.asarray(logits, dtype)))
 
-    got = jax.tree.map(np.asarray, results(np.float32))
+    got = results(np.float32)
     with enable_x64(True):
         value, gradient = results(np.float64)
     np.testing.assert_allclose(got[0], value, rtol=4 * FLOAT32)

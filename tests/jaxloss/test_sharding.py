@@ -19,19 +19,26 @@ import jaxloss
 from tests.jaxloss.harness import P, mesh, raises
 from tests.tolerances import FLOAT32
 
-rng = np.random.default_rng(5)
 N, DIM, CLASSES, QUEUE = 12, 8, 6, 7
-X = jnp.asarray(rng.normal(size=(N, DIM)), np.float32)
-Y = jnp.asarray(rng.integers(0, CLASSES, N), np.int32)
-W = jnp.asarray(rng.normal(size=(DIM, CLASSES)), np.float32)
-B = jnp.asarray(rng.normal(size=CLASSES), np.float32)
-Z = jnp.asarray(rng.normal(size=(N, CLASSES)), np.float32)
-Q = jnp.asarray(rng.normal(size=(QUEUE, DIM)), np.float32)
-L = jnp.asarray(rng.integers(0, CLASSES, QUEUE), np.int32)
+rng = np.random.default_rng(5)
+
+
+def normal(*shape: int) -> Array:
+    return jnp.asarray(rng.normal(size=shape), np.float32)
+
+
+X, W, B = normal(N, DIM), normal(DIM, CLASSES), normal(CLASSES)
+Z, Q = normal(N, CLASSES), normal(QUEUE, DIM)
+Y, L = (jnp.asarray(rng.integers(0, CLASSES, n), np.int32) for n in (N, QUEUE))
 nca = partial(jaxloss.nca_loss, temperature=4.0)
 # The tests compile functions that are looked up later.
 softmax_loss, info_nce_loss = jaxloss.softmax_loss, jaxloss.info_nce_loss
 direct_sum_loss, proxy_nca_loss = jaxloss.direct_sum_loss, jaxloss.proxy_nca_loss
+
+
+def on_rows(*arrays: Array) -> Any:
+    """Their rows over an Explicit mesh."""
+    return jax.device_put(arrays, NamedSharding(mesh(kind=AxisType.Explicit), P("batch")))
 
 
 def with_queue(x, y, q, labels):
@@ -43,58 +50,42 @@ def direct_sum_with_queue(x, y, w, q, labels):
     return jaxloss.direct_sum_loss(x, y, w, metric_loss=metric)
 
 
-def direct_sum_at(x, y, w, temperature):
-    metric = partial(jaxloss.nca_loss, temperature=temperature)
-    return jaxloss.direct_sum_loss(x, y, w, metric_loss=metric)
-
-
-def with_basis(x, y, w):
-    return jaxloss.spectral_sum_loss(x, y, w, basis=jaxloss.spectral_basis(w))
-
-
 def of_groups(x, y, w):
     groups = jaxloss.discriminative_groups(x, y, w, 4)
     return jaxloss.group_softmax_loss(x, y, w, num_groups=4, groups=groups)
 
 
 ON_A, ON_B, WHOLE = P("a"), P("b"), P()
-CASES: dict[str, tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = {
-    "features over an axis": (nca, (X, Y), (P("a", "b"), ON_A)),
-    "features alone over an axis": (nca, (X, Y), (P(None, "b"), WHOLE)),
-    "labels over another axis": (nca, (X, Y), (ON_A, ON_B)),
-    "replicated features": (nca, (X, Y), (WHOLE, ON_B)),
-    "replicated": (nca, (X, Y), (WHOLE, WHOLE)),
-    "labels on one device": (nca, (X, Y), (ON_A, None)),
-    "logits over classes": (jaxloss.softmax_loss, (Z, Y), (P("a", "b"), ON_A)),
+Case = tuple[Any, tuple[Any, ...], tuple[Any, ...]]
+OFTEN: dict[str, Case] = {
+    "logits over classes": (softmax_loss, (Z, Y), (P("a", "b"), ON_A)),
     "replicated references": (with_queue, (X, Y, Q, L), (ON_A, ON_A, WHOLE, WHOLE)),
-    "references elsewhere": (with_queue, (X, Y, Q[:6], L[:6]), (ON_A, ON_A, ON_B, ON_B)),
-    "references alone": (with_queue, (X, Y, Q[:6], L[:6]), (WHOLE, WHOLE, ON_B, ON_B)),
-    "classes": (jaxloss.classifier_loss, (X, Y, W, B), (ON_A, ON_A, P(None, "b"), ON_B)),
     "classes beside rows over all axes": (
         jaxloss.classifier_loss,
         (X, Y, W, B),
         (P(("a", "b")), P(("a", "b")), P(None, "b"), ON_B),
     ),
-    "classes over the axis of the rows": (
-        jaxloss.classifier_loss,
-        (X, Y, W),
-        (ON_A, ON_A, P(None, "a")),
-    ),
-    "sharded weights": (jaxloss.direct_sum_loss, (X, Y, W), (ON_A, ON_A, ON_A)),
     "a queue in the metric loss": (
         direct_sum_with_queue,
         (X, Y, W, Q, L),
         (ON_A, ON_A, WHOLE, WHOLE, WHOLE),
     ),
-    "a traced option": (direct_sum_at, (X, Y, W, jnp.asarray(3.0)), (ON_A, ON_A, WHOLE, WHOLE)),
-    "a basis": (with_basis, (X, Y, W), (ON_A, ON_A, WHOLE)),
-    "groups": (of_groups, (X, Y, W), (ON_A, ON_A, WHOLE)),
     "projection": (jaxloss.project_complement, (X, W), (ON_A, WHOLE)),
-    "projection of replicated rows": (jaxloss.project_complement, (X, W), (WHOLE, P(None, "a"))),
-    "overlap": (partial(jaxloss.spectral_overlap, power=0.3), (W,), (ON_A,)),
     "logits of sharded features": (jaxloss.linear_logits, (X, W), (P("a", "b"), ON_B)),
-    "class means": (jaxloss.update_class_means, (W, X, Y), (WHOLE, ON_A, ON_A)),
     "assignment": (jaxloss.assign_prototypes, (W, W[:, ::-1]), (ON_A, ON_B)),
+}
+SELDOM: dict[str, Case] = {
+    "features over an axis": (nca, (X, Y), (P("a", "b"), ON_A)),
+    "labels over another axis": (nca, (X, Y), (ON_A, ON_B)),
+    "replicated features": (nca, (X, Y), (WHOLE, ON_B)),
+    "labels on one device": (nca, (X, Y), (ON_A, None)),
+    "references elsewhere": (with_queue, (X, Y, Q[:6], L[:6]), (ON_A, ON_A, ON_B, ON_B)),
+    "references alone": (with_queue, (X, Y, Q[:6], L[:6]), (WHOLE, WHOLE, ON_B, ON_B)),
+    "classes": (jaxloss.classifier_loss, (X, Y, W), (ON_A, ON_A, P(None, "a"))),
+    "sharded weights": (direct_sum_loss, (X, Y, W), (ON_A, ON_A, ON_A)),
+    "groups": (of_groups, (X, Y, W), (ON_A, ON_A, WHOLE)),
+    "overlap": (partial(jaxloss.spectral_overlap, power=0.3), (W,), (ON_A,)),
+    "class means": (jaxloss.update_class_means, (W, X, Y), (WHOLE, ON_A, ON_A)),
     "separation": (jaxloss.prototype_separation, (W,), (P(None, "a"),)),
     "lengths": (partial(jaxloss.class_balanced_lengths, num_classes=CLASSES), (Y,), (ON_A,)),
     "discriminability": (jaxloss.discriminability, (X, Y), (ON_A, ON_A)),
@@ -104,15 +95,6 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = {
         (P(None, "a"), P(None, "a")),
     ),
 }
-
-
-SELDOM = (
-    *("features over an axis", "labels over another axis", "replicated", "labels on one device"),
-    *("references elsewhere", "classes", "classes over the axis of the rows", "groups"),
-    *("projection of replicated rows", "class means", "lengths", "discriminability", "overlap"),
-    *("features alone over an axis", "references alone", "a basis"),
-    *("replicated features", "a traced option", "separation", "many batches", "sharded weights"),
-)
 """Like another case in most arrays; left to `make long`."""
 
 
@@ -132,10 +114,10 @@ def results_of(function: Any, *arrays: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.long if c in SELDOM else []) for c in CASES]
+    "case", [*OFTEN, *(pytest.param(c, marks=pytest.mark.long) for c in SELDOM)]
 )
 def test_any_dimension_may_be_sharded(case):
-    function, arrays, specs = CASES[case]
+    function, arrays, specs = (OFTEN | SELDOM)[case]
     devices = mesh((2, 2), ("a", "b"), AxisType.Explicit)
     placed = [
         x if spec is None else jax.device_put(x, NamedSharding(devices, spec))
@@ -155,9 +137,8 @@ def test_any_dimension_may_be_sharded(case):
 
 @pytest.mark.long
 def test_outside_of_jit_and_in_the_context_of_a_mesh():
-    devices = mesh(kind=AxisType.Explicit)
-    rows = NamedSharding(devices, P("batch"))
-    x, y = jax.device_put((X, Y), rows)
+    x, y = on_rows(X, Y)
+    devices, rows = x.sharding.mesh, x.sharding
     assert float(nca(x, y)) == pytest.approx(float(jax.jit(nca)(X, Y)), rel=4 * FLOAT32)
     losses = nca(x, y, reduction="none")
     assert losses.sharding.is_equivalent_to(rows, 1)
@@ -198,15 +179,13 @@ def test_devices_divide_the_pairs(way):
 
 
 def test_errors_are_those_of_the_whole_batch():
-    devices = mesh(kind=AxisType.Explicit)
-    rows = NamedSharding(devices, P("batch"))
-    x, y, w, fewer = jax.device_put((X, Y, W, Y[:8]), rows)
+    x, y, w, fewer = on_rows(X, Y, W, Y[:8])
     with raises(ValueError, r"`labels` and `features` must have the same number of rows.*\(8,\)"):
         nca(x, fewer)
     with raises(TypeError, r"`labels` must have an integer dtype, got float32"):
         jaxloss.nca_loss(x, y.astype(jnp.float32))
     with raises(ValueError, r"with d = 6 to match `features` \(12, 6\), got \(8, 6\)"):
-        jaxloss.classifier_loss(jax.device_put(X[:, :6], rows), y, w)
+        jaxloss.classifier_loss(*on_rows(X[:, :6]), y, w)
     with raises(ValueError, r"`reference_labels` and `references` .* \(6,\) and \(7, 8\)"):
         with_queue(x, y, Q, L[:6])
     with raises(TypeError, "labels"):
@@ -214,16 +193,16 @@ def test_errors_are_those_of_the_whole_batch():
     text: Any = np.array(["a"] * N)
     with raises(TypeError, "`labels` must have a dtype that JAX has, got <U1"):
         nca(x, text)
-    spread = jaxloss.sharded_loss(nca, devices, "batch")
+    spread = jaxloss.sharded_loss(nca, mesh(), "batch")
     with raises(ValueError, r"`features` has 11 rows, .* 4 devices of 'batch'; fill them up"):
         spread(X[:11], Y[:11])
     with raises(ValueError, r"`axis_name` must be among the axes of the mesh"):
-        jaxloss.sharded_loss(nca, devices, "model")
+        jaxloss.sharded_loss(nca, mesh(), "model")
 
 
 def test_integers_that_do_not_fit_are_named():
     """Before they are placed on the devices, where JAX would cut them off."""
-    x = jax.device_put(X, NamedSharding(mesh(kind=AxisType.Explicit), P("batch")))
+    (x,) = on_rows(X)
     wide: Any = np.arange(N) << 32
     further: Any = np.arange(QUEUE) << 32
     spread = jaxloss.sharded_loss(nca, mesh(), "batch")
@@ -243,33 +222,24 @@ def test_integers_that_do_not_fit_are_named():
 @pytest.mark.long
 def test_references_that_fill_up_devices_do_not_count():
     """Whatever their label would be: -1 is a class of unsigned labels."""
-    devices = mesh(kind=AxisType.Explicit)
-    x, y = jax.device_put((X, Y), NamedSharding(devices, P("batch")))
-    labels = L.astype(jnp.uint8)
-    expected = with_queue(X, Y, Q, L)
+    x, y = on_rows(X, Y)
+    labels, expected = L.astype(jnp.uint8), with_queue(X, Y, Q, L)
     spread = jaxloss.sharded_loss(nca, mesh(), "batch")
-    for value in (
-        jax.jit(with_queue)(x, y, Q, labels),
-        jax.jit(spread)(X, Y, references=Q, reference_labels=labels),
-    ):
-        np.testing.assert_allclose(value, expected, rtol=4 * FLOAT32)
+    got = jax.jit(with_queue)(x, y, Q, labels)
+    by_loss = jax.jit(spread)(X, Y, references=Q, reference_labels=labels)
+    np.testing.assert_allclose([got, by_loss], [expected] * 2, rtol=4 * FLOAT32)
 
 
 @pytest.mark.long
 def test_a_second_call_outside_of_jit_compiles_nothing():
-    devices = mesh(kind=AxisType.Explicit)
-    x, y = jax.device_put((X, Y), NamedSharding(devices, P("batch")))
+    x, y = on_rows(X, Y)
     expected = nca(x, y)
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
     )
-    again = nca(x, y)
+    np.testing.assert_allclose(nca(x, y), expected)
     assert not compiled
-    np.testing.assert_allclose(again, expected)
-    np.testing.assert_allclose(
-        nca(x, y, temperature=2.0), nca(X, Y, temperature=2.0), rtol=4 * FLOAT32
-    )
 
 
 @pytest.mark.slow
@@ -294,7 +264,7 @@ def test_options_of_the_programs_outside_of_jit():
     spread = jaxloss.sharded_loss(typed, mesh(), "batch")
     options: Any = (True, 1, 1.0, {1}, True)
     assert [float(spread(Z, Y, option=option)) for option in options] == [1, 2, 3, 4, 1]
-    x, y = jax.device_put((X, Y), NamedSharding(mesh(kind=AxisType.Explicit), P("batch")))
+    x, y = on_rows(X, Y)
     for arrays in ((x, y, W), (X, Y, W)):
         proxy_nca_loss(*arrays, normalize=True)
         with raises(TypeError, "`normalize` must be a Python bool, got 1"):

@@ -1,24 +1,20 @@
 """Random trials of every loss: sizes, dtypes, masks, extremes, reductions and hyperparameters.
 
-A trial is a configuration, `Trial`, which Hypothesis draws and shrinks. Its loss is computed in one
-program of its size and dtype, with the arguments, weights and hyperparameters traced, and in a
-program of 40 rows in float64, in which what is missing is padding. Checked are
-
-- the reductions of both against the reference;
-- the gradient in float64 against the slope of the reference, along one of the arguments;
-- the gradient in the dtype of the trial against the one in float64;
-- that nothing reaches, or comes from, rows that do not count; and that all is finite.
-
-A failed trial says how to repeat it:
+A trial is a configuration, `Trial`, which Hypothesis draws and shrinks. Its loss is computed in its
+dtype and in float64, by programs of 37 rows, with the arguments, weights and hyperparameters
+traced; what is missing is padding. Checked are the reductions of both against the reference, the
+gradient in float64 against the slope of the reference along one of the arguments, that nothing
+reaches or comes from rows that do not count, and that all is finite. `test_contract` compares
+gradients in float32 and half precision. A failed trial says how to repeat it:
 
     JAX_PLATFORMS=cpu python -c "from tests.jaxloss.test_trials import *; check(Trial(...))"
 """
 
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial, wraps
-from importlib.util import find_spec
+from functools import wraps
 from typing import Any
 
 import jax
@@ -29,50 +25,33 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import jaxloss
-from jaxloss.testing.checked_loss import CheckedLoss, Result
+from jaxloss.testing.checked_loss import Result
 from tests.jaxloss.harness import Batch, checked, magnitude, numbers_of, over, reference_values
 from tests.jaxloss.loss_table import CASES, CLASSES, EVERY_LOSS, LossRow, alone
 from tests.jaxloss.references import unit
-from tests.tolerances import FLOAT32, FLOAT64, rounded_to
+from tests.tolerances import FLOAT32, FLOAT64
 
 TRIED = tuple(row for row in EVERY_LOSS if row.adapt is not alone)
 """A logarithm of the nearest distance has no bound beside a duplicate."""
 BY_NAME = {row.name: row for row in CASES}
-MOST = 40
-SIZES = (9, 40, 17, 33, 5)
-"""Each loss has one of them in float32, by its name. Masks leave any number of rows."""
-HALF_SIZES = (("bfloat16", 9), ("float16", 4))
-"""And one of these."""
-WITHOUT_WEIGHTS = (5, 9, 17)
-"""The sizes of the programs without the argument `sample_weights`."""
-HYPERPARAMETERS = {
-    "temperature": (1.0, 0.07, 0.3, 5.0, 1e3, 0.01),
-    "positive_temperature": (4.0, 1.0, 0.3, 50.0, 0.01),
-    "negative_temperature": (1.0, 4.0, 0.3, 50.0, 0.01),
-    "scale": (1.7, 1.0, 10.0, 64.0, 0.01),
-    "positive_scale": (2.0, 0.1, 50.0),
-    "negative_scale": (50.0, 0.1, 2.0),
-    "margin": (0.3, 0.0, 2.0),
-    "angular_margin": (0.3, 0.0, 1.5, 3.0),
-    "label_smoothing": (0.1, 0.0, 0.9),
-    "threshold": (0.5, 0.0, -0.5, 1.0),
-    "metric_weight": (1.0, 0.0, 0.3, 10.0),
-    "epsilon": (1e-4, 1e-2, 0.5, 100.0),
-    "power": (0.3, 0.0, 1.0, 2.0),
-    "positive_focus": (0.5, 0.0, 1.0, 2.0, 4.0),
-    "negative_focus": (4.0, 0.0, 1.0, 2.0, 0.5),
-    "clip": (0.05, 0.0, 0.5, 0.9),
-    "ramp": (-0.8, 0.0, 0.5, -5.0),
-    "leak": (0.1, 0.0, 1.0),
-    "binary_weight": (5.0, 0.0, 1.0),
-    "bias": (-10.0, 0.0, 3.0),
-    "off_diagonal": (5e-3, 0.0, 1.0),
-    "invariance": (25.0, 0.0, 1.0),
-    "variance": (25.0, 0.0, 1.0),
-    "covariance": (1.0, 0.0, 25.0),
+MOST = 37
+"""The rows of every program."""
+ENDS = {
+    **dict.fromkeys(("temperature", "positive_temperature", "negative_temperature"), (0.01, 1e3)),
+    **dict.fromkeys(("scale", "positive_scale", "negative_scale"), (0.1, 64.0)),
+    **dict.fromkeys(("margin", "power", "positive_focus", "negative_focus"), (0.0, 2.0)),
+    **dict.fromkeys(("invariance", "variance", "covariance"), (0.0, 25.0)),
+    **dict.fromkeys(("leak", "binary_weight", "off_diagonal"), (0.0, 1.0)),
+    **dict.fromkeys(("label_smoothing", "clip"), (0.0, 0.9)),
+    "angular_margin": (0.0, 3.0),
+    "threshold": (0.0, -0.5),
+    "metric_weight": (0.0, 10.0),
+    "epsilon": (1e-4, 100.0),
+    "ramp": (-5.0, 0.5),
+    "bias": (0.0, -10.0),
 }
-"""Their values: the first is the plainest, and some are the ends of their ranges. Another name has
-its default, twice and half of it."""
+"""Further values of hyperparameters, beside the default, twice and half of it.
+Of a default of 0, it is 0.1; a hardness stays 0, as its slope has a stop-gradient."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +59,7 @@ class Trial:
     loss: str
     dtype: str = "float32"
     size: int = 5
+    """At most `MOST`. Masks leave fewer rows."""
     counts: str = "all"
     labels: str = "random"
     rows: str = "random"
@@ -101,16 +81,13 @@ class Trial:
 # What Hypothesis draws ----
 
 CHOICES = {
-    "counts": ("all", "some", "first", "one", "none"),
-    "labels": ("random", "ignored", "one class", "every class", "alone", "all ignored"),
-    "rows": (
-        *("random", "duplicates", "opposite", "some zeros", "zeros", "clusters", "corners"),
-        *("constant", "lengths"),
-    ),
+    "counts": ("all", "some", "some", "one", "none"),
+    "labels": ("random", "ignored", "one class", "every class", "alone"),
+    "rows": ("random", "duplicates", "opposite", "some zeros", "clusters", "corners", "lengths"),
     "weights": ("ones", "random", "some zeros", "tiny", "large", "zeros"),
-    "poison": ("nan", "inf", "-inf"),
+    "poison": ("nan", "inf", "1", "-inf"),
 }
-OTHERS = ("random", "random", "zeros", "equal", "aligned", "zero column", "orthogonal")
+OTHERS = ("random", "random", "zeros", "equal", "aligned", "orthogonal")
 SCALES = (1.0, 1.0, 1.0, 1e-3, 1e-20, 1e4, 1e9)
 
 
@@ -120,44 +97,29 @@ def reductions_of(row: LossRow) -> tuple[str, ...]:
 
 
 def numbers_in(row: LossRow) -> dict[str, tuple[float, ...]]:
-    """The values of the scalar hyperparameters that may be traced."""
-    plain = {name: float(value) for name, value in numbers_of(row).items() if not value.ndim}
-    return {name: HYPERPARAMETERS.get(name, (x, 2 * x, x / 2)) for name, x in plain.items()}
+    """The values of the scalar hyperparameters that may be traced, the plainest first."""
+    plain = {k: float(x) for k, x in numbers_of(row).items() if not x.ndim}
+    plain = {k: x or 0.1 * (k in ENDS) for k, x in plain.items()}
+    return {name: (x, 2 * x, x / 2, *ENDS.get(name, ())) for name, x in plain.items()}
 
 
-def one_of(row: LossRow, programs: tuple) -> Any:
-    """It stays the same when another row is added."""
-    return programs[zlib.crc32(row.name.encode()) % len(programs)]
-
-
-def trials_of(row: LossRow, programs: list[tuple[str, int]]) -> st.SearchStrategy[Trial]:
+def trials_of(row: LossRow, dtypes: Sequence[str]) -> st.SearchStrategy[Trial]:
     numbers = {name: st.sampled_from(values) for name, values in numbers_in(row).items()}
     choices: dict[str, Any] = {
-        "program": st.sampled_from(programs),
         **{name: st.sampled_from(values) for name, values in CHOICES.items()},
         "others": st.sampled_from(OTHERS if len(row.differentiable) > 1 else OTHERS[:1]),
         "scale": st.sampled_from([x for x in SCALES if x <= row.largest_scale]),
         "reduction": st.sampled_from(reductions_of(row)),
         "along": st.integers(0, len(row.differentiable) + len(numbers_of(row))),
-        "numbers": st.fixed_dictionaries(numbers),
+        "numbers": st.fixed_dictionaries(numbers).map(lambda drawn: tuple(drawn.items())),
         "seed": st.integers(0, 2**16),
     }
-
-    def trial(drawn: dict[str, Any]) -> Trial:
-        dtype, size = drawn.pop("program")
-        if size in WITHOUT_WEIGHTS:
-            drawn["weights"] = "none"
-        drawn["numbers"] = tuple(drawn["numbers"].items())
-        return Trial(row.name, dtype, size, **drawn)
-
-    return st.fixed_dictionaries(choices).map(trial)
+    return st.builds(
+        Trial, st.just(row.name), st.sampled_from(dtypes), st.integers(1, MOST), **choices
+    )
 
 
 # The arrays of a trial, in NumPy float64 ----
-
-
-def lengths_of(rows: np.ndarray) -> np.ndarray:
-    return np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
 def scored(trial: Trial, rng: np.random.Generator, rows: np.ndarray) -> np.ndarray:
@@ -165,13 +127,11 @@ def scored(trial: Trial, rng: np.random.Generator, rows: np.ndarray) -> np.ndarr
     signs = rng.choice([-1.0, 1.0], (n, 1))
     kinds = {
         "random": rows,
-        "duplicates": rows[rng.integers(0, max(n // 2, 1), n)] if n else rows,
+        "duplicates": rows[rng.integers(0, max(n // 2, 1), n)],
         "opposite": signs * rows[:1],
         "some zeros": rows * rng.choice([0.0, 1.0], (n, 1)),
-        "zeros": 0 * rows,
         "clusters": 10 + rows / 10,
         "corners": signs * np.eye(width)[rng.integers(0, width, n)],
-        "constant": signs + 0 * rows,
         "lengths": rows * 10.0 ** rng.uniform(-3, 3, (n, 1)),
     }
     largest = min(trial.scale, 1e4 if trial.dtype == "float16" else np.inf)
@@ -190,7 +150,6 @@ def labels_of(trial: Trial, rng: np.random.Generator, labels: np.ndarray) -> np.
         "one class": np.full_like(labels, 1),
         "every class": np.eye(CLASSES, dtype=labels.dtype)[classes] if multi_hot else classes,
         "alone": np.zeros_like(labels) if multi_hot else classes if bounded else every,
-        "all ignored": np.full_like(labels, -1),
     }
     return kinds[trial.labels]
 
@@ -204,7 +163,6 @@ def other(kind: str, array: np.ndarray, rows: np.ndarray) -> np.ndarray:
         "random": array,
         "zeros": 0 * array,
         "equal": 0 * array + array[:, :1],
-        "zero column": array * (np.arange(array.shape[1]) != 1),
         "orthogonal": 10 * np.eye(*array.shape),
         "aligned": np.concatenate([some, array[:, some.shape[1] :]], axis=1),
     }
@@ -214,35 +172,24 @@ def other(kind: str, array: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def inputs_of(trial: Trial) -> tuple[Batch, np.ndarray]:
     """A batch and the cotangent of its terms. Rows that do not count have ordinary numbers here."""
     row, n, rng = trial.row, trial.size, np.random.default_rng(trial.seed)
-    rows, labels, *others = row.make_inputs(rng, max(n, 1), np.float64)
-    labels = labels_of(trial, rng, labels[:n])
-    rows = scored(trial, rng, rows[:n])
+    rows, labels, *others = row.make_inputs(rng, n, np.float64)
+    labels, rows = labels_of(trial, rng, labels), scored(trial, rng, rows)
     args = (rows, labels, *(other(trial.others, array, rows) for array in others))
-    numbers: dict[str, Any] = dict(trial.numbers) or {
-        k: values[0] for k, values in numbers_in(row).items()
-    }
+    numbers: Any = {name: values[0] for name, values in numbers_in(row).items()}
+    numbers |= dict(trial.numbers)
     if "sample_margin" in numbers_of(row):
         numbers["sample_margin"] = rng.uniform(-0.2, 0.3, n)
-    index, random = np.arange(n), rng.uniform(0.2, 2.0, n)
-    masks = {
-        "all": index >= 0,
-        "some": rng.random(n) < 0.7,
-        "first": index < rng.integers(0, n + 1),
-        "one": index == rng.integers(0, max(n, 1)),
-        "none": index < 0,
-    }
-    weights = {
-        "none": 1 + 0 * random,
-        "ones": 1 + 0 * random,
-        "random": random,
+    chance, random = rng.random(n), rng.uniform(0.2, 2.0, n)
+    limit = {"all": 1.0, "some": 0.7, "one": chance.min(), "none": -1.0}[trial.counts]
+    factors = {
+        **{"ones": 0 * random + 1, "random": random, "zeros": 0 * random},
         "some zeros": random * rng.choice([0, 1], n),
         "tiny": random * 2.0**-30,
         # Gradients of sums must fit into the dtype.
         "large": random * 2.0 ** (4 if trial.dtype == "float16" else 20),
-        "zeros": 0 * random,
     }
     numbers = {name: np.asarray(x) for name, x in numbers.items()}
-    batch = Batch(args, masks[trial.counts], weights[trial.weights], numbers)
+    batch = Batch(args, chance <= limit, factors[trial.weights], numbers)
     cotangent = rng.normal(size=CLASSES if row.terms == "classes" else n)
     return checked(row).rounded(batch, trial.dtype), cotangent
 
@@ -253,104 +200,77 @@ def counts_in(batch: Batch) -> np.ndarray:
     return batch.where & (known if known.ndim == 1 else known.any(axis=1))
 
 
-def poisoned(trial: Trial, batch: Batch) -> Batch:
-    """What must have no effect, in the rows that do not count."""
-    out = ~counts_in(batch)
+def spoiled(trial: Trial, batch: Batch) -> Batch:
+    """Filled up to `MOST` rows. Those that do not count have what must have no effect."""
     rows, labels, *others = batch.args
-    rows = np.where(out[:, None], float(trial.poison), rows)
+    where, out = pad(batch.where), ~pad(counts_in(batch))
+    rows = np.where(out[:, None], float(trial.poison), pad(rows))
+    labels = pad(labels)
     if not trial.row.multi_hot:
-        labels = np.where(batch.where, labels, 10**6).astype(labels.dtype)
-    numbers = {k: np.where(out, np.nan, x) if x.ndim else x for k, x in batch.numbers.items()}
-    weights = None if trial.weights == "none" else np.where(out, np.nan, batch.sample_weights)
-    return Batch((rows, labels, *others), batch.where, weights, numbers)
+        labels = np.where(where, labels, 10**6).astype(labels.dtype)
+    weights, numbers = jax.tree.map(
+        lambda x: np.where(out, np.nan, pad(x)) if x.ndim else x,
+        (batch.sample_weights, batch.numbers),
+    )
+    return Batch((rows, labels, *others), where, weights, numbers)
 
 
-def pad(array: np.ndarray, value: Any) -> np.ndarray:
-    missing = [(0, MOST - len(array)), *[(0, 0)] * (array.ndim - 1)]
-    return np.pad(array, missing, constant_values=value)
-
-
-def padded(batch: Batch) -> Batch:
-    """With padding of NaN after the rows."""
-    rows, labels, *others = batch.args
-    numbers = {k: pad(x, np.nan) if x.ndim else x for k, x in batch.numbers.items()}
-    args = (pad(rows, np.nan), pad(labels, 1), *others)
-    return Batch(args, pad(batch.where, False), pad(batch.sample_weights, np.nan), numbers)
+def pad(array: np.ndarray) -> np.ndarray:
+    return np.pad(array, [(0, MOST - len(array)), *[(0, 0)] * (array.ndim - 1)])
 
 
 # The check ----
 
 
-def run(trial: Trial, batch: Batch, cotangent: np.ndarray, dtype: str) -> Result:
-    """The gradients are those of the trial's reduction. Padding is cut off."""
+def run(trial: Trial, clean: Batch, cotangent: np.ndarray, dtype: str) -> Result:
+    """Values, and gradients of the trial's reduction alone. Padding is cut off."""
     row, n, loss = trial.row, trial.size, checked(trial.row)
-    if row.terms == "samples":
-        cotangent = pad(cotangent, 1.0)[: batch.size]
-    values, gradients = loss.evaluate(batch, reductions_of(row), cotangent, dtype)
-    of_rows = (loss.names[0], "sample_weights", "sample_margin")
-    if row.terms == "samples":
+    of_samples = row.terms == "samples"
+    cotangent = pad(cotangent) if of_samples else cotangent
+    values, gradients = loss.evaluate(spoiled(trial, clean), reductions_of(row), cotangent, dtype)
+    gradients = gradients[trial.reduction]
+    out = ~pad(counts_in(clean))
+    for name in {loss.names[0], "sample_weights", "sample_margin"} & {*gradients}:
+        assert not np.any(gradients[name][out]), f"a gradient of a masked row, for {name}"
+        gradients[name] = gradients[name][:n]
+    if of_samples:
+        assert not np.any(values["none"][out]), "a term of a masked row"
         values["none"] = values["none"][:n]
-    return Result(
-        {name: value.astype(np.float64) for name, value in values.items()},
-        {
-            name: (x[:n] if name in of_rows else x).astype(np.float64)
-            for name, x in gradients[trial.reduction].items()
-        },
-    )
+    return jax.tree.map(lambda x: x.astype(np.float64), Result(values, gradients))
 
 
-def largest_logit(row: LossRow, batch: Batch) -> Any:
-    """The magnitude of the numbers that a loss subtracts from each other.
+def largest_number(row: LossRow, batch: Batch) -> Any:
+    """A generous bound of the numbers that a loss subtracts from each other.
 
-    Their roundings are what a value may differ by, and the relative error of an exponent.
+    A value may differ by their roundings, and a slope by those divided by its step.
     """
-    rows = batch.args[0][counts_in(batch)]
-    numbers = {k: magnitude(x) for k, x in batch.numbers.items()}
-    length = magnitude(lengths_of(rows))
-    if row.takes_logits:
-        base = magnitude(rows)
-    elif row.magnitude is not None:
-        base = row.magnitude(length, numbers)
-    elif row.kind == "classifier":
-        weights, bias = batch.args[2:]
-        base = length * magnitude(lengths_of(weights.T)) + magnitude(bias)
-        base += 4 * length**2 * numbers.get("metric_weight", 0.0)
+    rows, numbers = batch.args[0][counts_in(batch)], batch.numbers
+    length = magnitude(np.linalg.norm(rows, axis=1))
+    others = np.prod([1 + magnitude(np.linalg.norm(x, axis=0)) for x in batch.args[2:]])
+    power = 1 if row.takes_logits or row.kind == "classifier" else row.degree
+    power = 2 if "metric_weight" in numbers else power
+    if row.magnitude is not None:
+        largest = row.magnitude(length, {name: magnitude(x) for name, x in numbers.items()})
     else:
-        others = [1 + magnitude(lengths_of(array.T)) for array in batch.args[2:]]
-        base = 4 * (length * np.prod(others) ** 2) ** row.degree
-    for name in ("margin", "sample_margin", "threshold", "angular_margin", "bias"):
-        base += numbers.get(name, 0.0)
-    for name in ("scale", "positive_scale", "negative_scale", "binary_weight"):
-        base *= max(numbers.get(name, 1.0), 1.0)
-    for name in ("positive_focus", "negative_focus"):
-        base *= 1 + numbers.get(name, 0.0)
-    for name in ("temperature", "positive_temperature", "negative_temperature"):
-        base *= max(1 / numbers.get(name, 1.0), 1.0)
-        base += numbers.get(name, 0.0)
-    return base
+        largest = 4 * (length * others**2) ** power + others
+    for number in numbers.values():
+        largest *= max(1.0, magnitude(number), 1 / (magnitude(number) or 1.0))
+    return largest + 1
 
 
-def moves(loss: CheckedLoss, batch: Batch, seed: int) -> dict[str, np.ndarray]:
-    """A random direction of all leaves. Zeros and rows that do not count stay."""
-    rng, out = np.random.default_rng(seed + 1), {}
-    for name, leaf in loss.leaves_of(batch).items():
-        normal = rng.normal(size=leaf.shape)
-        if name in loss.names and leaf.ndim == 2:
-            axis = 1 if name == loss.names[0] else 0
-            size = np.sqrt(np.mean(leaf**2, axis=axis, keepdims=True))
-        else:  # A hinge has a kink where the margin is 0.
-            size = np.maximum(np.abs(leaf), float(name.endswith("margin")))
-        out[name] = np.asarray(normal * size)
-        if name in (loss.names[0], "sample_weights", "sample_margin"):
-            out[name][~counts_in(batch)] = 0
-    return out
-
-
-def moved(loss: CheckedLoss, batch: Batch, steps: dict[str, np.ndarray], step: float) -> Batch:
+def moved(trial: Trial, batch: Batch, name: str, step: float) -> tuple[Batch, np.ndarray]:
+    """Along a random direction of one leaf. Zeros and rows that do not count stay."""
+    loss, rng = checked(trial.row), np.random.default_rng(trial.seed + 1)
     leaves = loss.leaves_of(batch)
-    return loss.with_leaves(
-        batch, leaves | {name: leaves[name] + step * d for name, d in steps.items()}
-    )
+    leaf = leaves[name]
+    if name in loss.names and leaf.ndim == 2:
+        size = np.sqrt(np.mean(leaf**2, axis=int(name == loss.names[0]), keepdims=True))
+    else:  # A hinge has a kink where the margin is 0.
+        size = np.maximum(np.abs(leaf), float(name.endswith("margin")))
+    direction = np.asarray(rng.normal(size=leaf.shape) * size)
+    if name in (loss.names[0], "sample_weights", "sample_margin"):
+        direction[~counts_in(batch)] = 0
+    return loss.with_leaves(batch, leaves | {name: leaf + step * direction}), direction
 
 
 def check(trial: Trial) -> None:
@@ -368,101 +288,47 @@ STEP = 1e-6
 
 def _check(trial: Trial) -> None:
     row, loss, (clean, cotangent) = trial.row, checked(trial.row), inputs_of(trial)
-    of_rows, counts = row.terms == "samples", counts_in(clean)
-    weights = np.where(counts, clean.sample_weights, 0)
-    wider = "float64" if trial.dtype == "float64" else "float32"
-    got = run(trial, poisoned(trial, clean), cotangent, trial.dtype)
-    full = run(trial, padded(clean), cotangent, "float64")
+    got, full = (run(trial, clean, cotangent, dtype) for dtype in (trial.dtype, "float64"))
+
+    # Values, and gradients beyond the largest number of their dtype.
     with np.errstate(all="ignore"):
         expected = reference_values(row, clean, reductions_of(row))
-
-    # Rows that do not count.
-    for result in (got, full):
-        behind = [result.gradients.get(k) for k in (loss.names[0], "sample_weights")]
-        behind += [
-            result.gradients.get("sample_margin"),
-            result.values["none"] if of_rows else None,
-        ]
-        assert not any(np.any(x[~counts]) for x in behind if x is not None), "a masked row"
-
-    # Values.
-    logit, enlarge = largest_logit(row, clean), row.enlarges(clean.numbers, clean.args)
-    sizes = {"mean": 1.0, "sum": weights.sum(), "none": magnitude(weights)}
-    if not of_rows:
-        sizes |= {"sum": CLASSES + weights.sum(), "none": 1.0}
-    eps = FLOAT64 if wider == "float64" else FLOAT32
+    largest, enlarge = largest_number(row, clean), row.enlarges(clean.numbers, clean.args)
+    total = 1 + clean.sample_weights[counts_in(clean)].sum()
+    eps = FLOAT64 if trial.dtype == "float64" else FLOAT32
     for result, tolerance in ((full, FLOAT64 * enlarge), (got, eps * enlarge)):
         for reduction, value in expected.items():
-            np.testing.assert_allclose(
-                result.values[reduction],
-                value,
-                rtol=tolerance,
-                atol=tolerance * (1 + logit) * sizes[reduction],
-                err_msg=f"the {reduction} in {trial.dtype if result is got else 'float64'}",
-            )
-
-    # Gradients.
-    steps = moves(loss, clean, trial.seed)
-
-    @cache
-    def near(name: str = "") -> list[dict[str, np.ndarray]]:
-        """The gradients on both sides, along one leaf or all."""
-        of = {name: steps[name]} if name else steps
-        there = [padded(moved(loss, clean, of, sign * STEP)) for sign in (1, -1)]
-        return [run(trial, batch, cotangent, "float64").gradients for batch in there]
-
-    share = sizes[trial.reduction]
-    if trial.reduction == "none":
-        share = magnitude(cotangent * (weights if of_rows else 1.0))
+            atol = tolerance * largest * (1.0 if reduction == "mean" else total)
+            what = f"the {reduction} in {'float64' if result is full else trial.dtype}"
+            np.testing.assert_allclose(result.values[reduction], value, tolerance, atol, True, what)
     for name, gradient in got.gradients.items():
-        wide = full.gradients[name]
-        dtype = trial.dtype if name in loss.names else wider
-        natural = natural_size(row, loss, clean, name, share * (1 + logit))
-        allowed = eps * enlarge * ((1 + logit) * magnitude(wide) + natural)
-        allowed = allowed + float(jnp.finfo(dtype).tiny)
-        if dtype != wider:
-            allowed = allowed + rounded_to(dtype) * magnitude(wide)
-        limit = float(jnp.finfo(dtype).max)
-        assert np.all(np.isfinite(gradient) | (np.abs(wide) > limit)), (name, gradient)
-        error = np.where(np.isfinite(gradient), np.abs(gradient - wide), 0)
-        if np.any(error > allowed):  # Where it changes within some roundings, it differs by that.
-            change = magnitude([there[name] - wide for there in near()])
-            # A kink, such as a tie: each side is right.
-            kink = change > magnitude(wide) / 100
-            assert kink or np.all(error <= allowed + 4 * change), (
-                f"the gradient of {name} in {dtype} differs from the one in float64:\n{gradient}\n"
-                f"{wide}\nallowed:\n{allowed}"
-            )
+        limit = float(jnp.finfo(trial.dtype if name in loss.names else "float32").max)
+        overflows = np.maximum(np.abs(full.gradients[name]), largest * total) > limit
+        assert np.all(np.isfinite(gradient) | overflows), (name, gradient)
 
     # The slope of the reference, which is between the slopes at both ends.
     name = [*full.gradients][trial.along % len(full.gradients)]
-    gradient, constant = (
-        full.gradients[name],
-        [loss.names[k] for k in row.constant if isinstance(k, int)],
-    )
-    if name in constant and trial.rows == "random" and find_spec("torch"):
-        by_torch = torch_gradient(trial, clean, cotangent, name)
-        natural = natural_size(row, loss, clean, name, logit * share + 1)
-        allowed = 1e-8 * (magnitude(by_torch) + natural)
-        assert np.all(np.abs(gradient - by_torch) <= allowed), (name, gradient, by_torch)
-    if name in constant or name in row.constant:
-        return
-    slope = np.sum(gradient * steps[name])
+    if name in (*row.constant, *(loss.names[k] for k in row.constant if isinstance(k, int))):
+        return  # `test_contract` compares it with PyTorch.
+    slope = np.sum(full.gradients[name] * moved(trial, clean, name, 0)[1])
 
     def slope_of_reference(step: float) -> tuple[float, float]:
         """And the magnitude of the values."""
         values, factor = [], cotangent if trial.reduction == "none" else 1.0
-        for sign in (1, -1):
-            there = moved(loss, clean, {name: steps[name]}, sign * step)
+        for there in (moved(trial, clean, name, sign * step)[0] for sign in (1, -1)):
             with np.errstate(all="ignore"):
                 of = reference_values(row, there, (trial.reduction,))
             values.append(np.sum(of[trial.reduction] * factor))
         return (values[0] - values[1]) / (2 * step), magnitude(values)
 
     by_reference, value = slope_of_reference(STEP)
-    allowed = 1e-5 * abs(slope) + 1e-15 * (logit * share + value + 1) / STEP
+    share = 1.0 if trial.reduction == "mean" else 4 * total
+    allowed = 1e-5 * abs(slope) + 1e-15 * (largest * share + value) / STEP
     if abs(slope - by_reference) > allowed:
-        allowed += sum(2 * abs(np.sum(there[name] * steps[name]) - slope) for there in near(name))
+        for step in (STEP, -STEP):
+            there, direction = moved(trial, clean, name, step)
+            near = run(trial, there, cotangent, "float64").gradients[name]
+            allowed += 2 * abs(np.sum(near * direction) - slope)
     if abs(slope - by_reference) > allowed:
         # Where the loss jumps, as at a tie of ranks, a smaller step gives a larger slope.
         closer = slope_of_reference(STEP / 8)[0]
@@ -471,42 +337,12 @@ def _check(trial: Trial) -> None:
         )
 
 
-def natural_size(row: LossRow, loss: CheckedLoss, batch: Batch, name: str, value: float) -> Any:
-    """The size of a gradient of a loss that changes by this value along its leaf."""
-    leaf = loss.leaves_of(batch)[name]
-    if name == loss.names[0] and not row.takes_logits:
-        length = lengths_of(leaf)
-    elif leaf.ndim == 2 and name != loss.names[0]:
-        length = lengths_of(leaf.T).T
-    else:
-        length = magnitude(leaf) or 1.0
-    return value / np.where(length > 0, length, np.inf)
-
-
-def torch_gradient(trial: Trial, batch: Batch, cotangent: np.ndarray, name: str) -> np.ndarray:
-    """Of an argument with a stop-gradient, which is no slope."""
-    from tests.jaxloss import torch_references
-
-    row, numbers = trial.row, {name: float(x) for name, x in batch.numbers.items()}
-    results = torch_references.evaluate(
-        partial(row.torch_reference, **numbers),
-        batch.args,
-        row.differentiable,
-        reductions=(trial.reduction,),
-        where=batch.where,
-        sample_weights=batch.sample_weights,
-        cotangent=cotangent,
-    )
-    position = row.differentiable.index(checked(row).names.index(name))
-    return results[f"{trial.reduction}_grad"][position]
-
-
 # The tests ----
 
 
 def try_all(
     row: LossRow,
-    programs: list[tuple[str, int]],
+    dtypes: Sequence[str],
     number: int,
     phases: tuple[Phase, ...] = (Phase.generate, Phase.shrink),
 ) -> None:
@@ -520,7 +356,7 @@ def try_all(
         print_blob=False,
         report_multiple_bugs=False,
     )
-    @given(trials_of(row, programs))
+    @given(trials_of(row, dtypes))
     def run_trials(trial):
         check(trial)
 
@@ -530,13 +366,9 @@ def try_all(
 @pytest.mark.long
 @over(TRIED)
 def test_trials(row):
-    try_all(row, [("float32", one_of(row, SIZES)), ("float64", MOST)], 230)
-
-
-@pytest.mark.long
-@over(TRIED)
-def test_trials_in_half_precision(row):
-    try_all(row, [one_of(row, HALF_SIZES)], 70)
+    # The half precision stays the same when another row is added.
+    half = ("bfloat16", "float16")[zlib.crc32(row.name.encode()) % 2]
+    try_all(row, ("float32", "float64", half), 300)
 
 
 def constant_leak(value: Any, options: Any) -> Any:
@@ -570,10 +402,10 @@ def test_planted_faults_are_found(monkeypatch, fault):
     row = replace(BY_NAME["softmax"], function=function)
     monkeypatch.setitem(BY_NAME, "softmax", row)
     if fault == "none":
-        try_all(row, [("float32", 4)], 20)
+        try_all(row, ["float32"], 20)
         return
     with pytest.raises(AssertionError) as caught:
-        try_all(row, [("float32", 4)], 60, (Phase.generate,))
+        try_all(row, ["float32"], 120, (Phase.generate,))
     # It says how to repeat it.
     call = re.search(r"`(check\(Trial\(loss='softmax'.*\)\))`", caught.value.__notes__[0])
     assert call
