@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from jaxloss.core.backend import on_cpu
@@ -22,9 +21,10 @@ def widen(*arrays: Float[Array, " ..."]) -> tuple[Float[Array, " ..."], ...]:
     return tuple(array.astype(wide) for array in arrays)
 
 
-def wide_dtype(*arrays: Float[Array, " ..."]) -> DTypeLike:
+def wide_dtype(*arrays: Float[Array, " ..."]) -> jnp.dtype:
     """Returns the dtype in which functions of these arrays are computed."""
-    return jnp.float64 if any(array.dtype == jnp.float64 for array in arrays) else jnp.float32
+    is_double = any(array.dtype == jnp.float64 for array in arrays)
+    return jnp.dtype(jnp.float64 if is_double else jnp.float32)
 
 
 def sizes_are_known(*sizes: Any) -> bool:

@@ -59,7 +59,7 @@ class Comparison(NamedTuple):
           For each statistic its number over the references of the sample's own class, and over
           those of other classes. They have gradients by the features, `params` and numbers.
         """
-        statistics = checked_statistics(params, statistics)
+        params, statistics = checked_statistics(params, statistics, self.dtype)
         if self.references is None and self.anchors.numbers is not None:
             statistics = tuple(statistic._replace(by_row=True) for statistic in statistics)
         return statistics_of(*self, params, statistics)[0]
@@ -335,8 +335,13 @@ def with_guides(
     return own, rest[0] if rest else None, how._replace(guide_similarity=similarity)
 
 
-def checked_statistics(params: Any, statistics: tuple[Any, ...]) -> tuple[Statistic, ...]:
-    """Checks what users pass to `statistics`."""
+def checked_statistics(
+    params: Any, statistics: tuple[Any, ...], dtype: Any
+) -> tuple[Params, tuple[Statistic, ...]]:
+    """Checks what users pass to `statistics`.
+
+    Parameters become arrays: as constants of a program, others would compile another one.
+    """
     if isinstance(params, Statistic):
         raise TypeError(
             "`params` must be numbers or float arrays, got a Statistic; pass them before the "
@@ -350,7 +355,7 @@ def checked_statistics(params: Any, statistics: tuple[Any, ...]) -> tuple[Statis
                 "`statistics` must be of `Statistic(reduction, value)` with LOGSUMEXP, MAX, MIN, "
                 f"ARGMAX, SUM or COUNT of `jaxloss.pairs`, got {statistic!r}"
             )
-    return statistics
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params), statistics
 
 
 def reduced_losses(

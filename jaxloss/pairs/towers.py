@@ -78,7 +78,7 @@ class Towers(NamedTuple):
         Returns:
           For each statistic an array `[n]`; with `of_keys`, these and as many arrays `[m]`.
         """
-        statistics = checked_statistics(params, statistics)
+        params, statistics = checked_statistics(params, statistics, self.dtype)
         how = self.how._replace(both_ways=of_keys)
         both = statistics_of(self.anchors, self.references, how, params, statistics)
         sides = [tuple(found.negative for found in side) for side in both if side is not None]
