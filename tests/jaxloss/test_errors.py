@@ -276,7 +276,7 @@ def test_wrong_arguments_are_named(function, right, wrong):
 
 # Arrays that JAX does not have ----
 
-QUEUE = jaxloss.make_queue(6, 4)
+QUEUE: Any = jaxloss.make_queue(6, 4)
 # The tests compile functions that are looked up later.
 nca_loss: Any = jaxloss.nca_loss
 info_nce_loss: Any = jaxloss.info_nce_loss

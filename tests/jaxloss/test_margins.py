@@ -200,7 +200,7 @@ def test_classes_and_rows_on_devices(way):
 def test_number_and_array_of_classes_are_the_same():
     """On an Explicit mesh, where an array without dimensions is not spread over the classes."""
     leaves, labels, where = divisible()
-    features, centres = (np.asarray(x, np.float32) for x in leaves[:2])
+    features, centres = (jnp.asarray(np.asarray(x), jnp.float32) for x in leaves[:2])
     devices = mesh((2, 2), ("batch", "classes"), jax.sharding.AxisType.Explicit)
     placed = jax.device_put(centres, jax.NamedSharding(devices, P(None, "classes")))
     run = partial(cosine_loss, features, labels, where=where)

@@ -179,13 +179,13 @@ def test_devices_divide_the_pairs(way):
 
 
 def test_errors_are_those_of_the_whole_batch():
-    x, y, w, fewer = on_rows(X, Y, W, Y[:8])
+    x, y, w, fewer, narrow = on_rows(X, Y, W, Y[:8], X[:, :6])
     with raises(ValueError, r"`labels` and `features` must have the same number of rows.*\(8,\)"):
         nca(x, fewer)
     with raises(TypeError, r"`labels` must have an integer dtype, got float32"):
         jaxloss.nca_loss(x, y.astype(jnp.float32))
     with raises(ValueError, r"with d = 6 to match `features` \(12, 6\), got \(8, 6\)"):
-        jaxloss.classifier_loss(*on_rows(X[:, :6]), y, w)
+        jaxloss.classifier_loss(narrow, y, w)
     with raises(ValueError, r"`reference_labels` and `references` .* \(6,\) and \(7, 8\)"):
         with_queue(x, y, Q, L[:6])
     with raises(TypeError, "labels"):
