@@ -30,6 +30,7 @@ from experiments.config import (
 )
 from experiments.contracts import Outputs, Problem, mean_and_interval
 from experiments.data.pipeline import load_split, stored_counts
+from experiments.datasets import DATASETS
 from experiments.datasets.archives import MissingArchiveError
 from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import accuracies_of, prototype_predictions
@@ -482,15 +483,18 @@ def test_what_cannot_end_well_is_refused(folders, options, message):
 
 
 def test_sets_of_two_sizes_need_one(monkeypatch):
-    shapes = {"icons": (32, 32, 1), "cub_fewshot": (84, 84, 3)}
-    monkeypatch.setattr(few_shot_data, "image_shape", shapes.__getitem__)
+    def set_shape(*shape):
+        novel = dataclasses.replace(DATASETS["cub_fewshot"], image_shape=shape)
+        monkeypatch.setitem(DATASETS, "cub_fewshot", novel)
+
+    set_shape(84, 84, 3)
     counts = {split: np.full(30, 90) for split in ("base", "held-out", "validation", "novel")}
     data = dataclasses.replace(TINY.data, novel="cub_fewshot")
     check = negative_margin.build(dataclasses.replace(TINY, data=data)).check_data
     message = r"images of icons are 32×32×1, those of data\.novel = cub_fewshot are 84×84×3; set"
     with pytest.raises(ConfigError, match=message):
         check(16, counts)
-    shapes["cub_fewshot"] = (84, 84, 1)
+    set_shape(84, 84, 1)
     resized = dataclasses.replace(TINY, data=dataclasses.replace(data, image_size=32))
     negative_margin.build(resized).check_data(16, counts)
     # Validations during training may have the shots of the evaluation.
