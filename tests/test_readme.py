@@ -34,7 +34,7 @@ COMPARISONS = (
     "docs/coming_from_others.md",
     "docs/recipes/pytorch.md",
 )
-IN_OTHER_TESTS = ("docs/devices.md", "docs/recipes/batches.md")
+IN_OTHER_TESTS = ("docs/adding_a_loss.md", "docs/devices.md", "docs/recipes/batches.md")
 
 
 def run_blocks(page: str, without: str | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float, Int32, Integer, Real
+from jaxtyping import Bool, Float, Int32, Integer, Real, Shaped
 
 from jaxloss.core import checks
 from jaxloss.core.batch import (
@@ -280,7 +280,7 @@ def loaded_for_products(
     return scaled(anchors), references and scaled(references), how
 
 
-def checked_numbers(name: str, numbers: Any, valid: Bool[Array, " n"]) -> Any:
+def checked_numbers(name: str, numbers: Any, valid: Shaped[Array, " n"]) -> Any:
     """Returns numbers of rows as arrays of JAX."""
     size = "n" if name == "numbers" else "m"
 
