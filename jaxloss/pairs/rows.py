@@ -41,16 +41,24 @@ class Rows(NamedTuple):
     """From 0 on, over all devices. Those of references that are no anchors are -1, -2, and so on: a
     reference at the position of the anchor is the anchor itself, and left out."""
     numbers: Any = None
-    """A pytree of arrays `[n]` that the values of pairs depend on, with 0 in the invalid rows."""
+    """A pytree of arrays `[n]` that the values of pairs depend on."""
     guide: Float[Array, "n e"] | None = None
     """In the dtype of the values: unit vectors for cosines, relative to a center for distances."""
 
     def with_numbers(self, numbers: Any, dtype: Any) -> Rows:
-        """Returns the rows with other numbers, of which the floats have this dtype."""
+        """Returns the rows with other numbers, of which the floats have this dtype.
+
+        Invalid rows have those of a valid one, or 1: where values divide by them, 0 is a pole.
+        """
 
         def filled(array: Array) -> Array:
-            is_float = jnp.issubdtype(array.dtype, jnp.floating)
-            return jnp.where(self.valid, array.astype(dtype) if is_float else array, 0)
+            if jnp.issubdtype(array.dtype, jnp.floating):
+                array = array.astype(dtype)
+            if not array.shape[0]:
+                return array
+            some = jnp.argmax(self.valid)
+            number = jnp.where(self.valid[some], lax.stop_gradient(array)[some], 1)
+            return jnp.where(self.valid, array, number)
 
         return self._replace(numbers=jax.tree.map(filled, numbers))
 

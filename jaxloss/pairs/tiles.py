@@ -430,17 +430,25 @@ def pulled_back(
             axis = group[0][0]
             used = _used(how, statistic, params, tile, axis)
             value = _value(how, statistic, tile, axis, used)
-            values, back = jax.vjp(
-                lambda s, p, floats, value=value: value(s, p, _with_integers(floats, tile.numbers)),
-                *(tile.similarities, params, floats),
-            )
-            shares = [
-                _shares(how, statistic, tile, used, values, of[k], along) for along, of in group
-            ]
-            found = back(sum(shares[1:], shares[0]))
-            if not statistic.is_smooth:  # Without a pair that counts, 0 may be a pole.
-                some = jnp.any(used)
-                found = jax.tree.map(lambda d, some=some: jnp.where(some, d, 0), found)
+
+            def through_values(
+                statistic: Statistic = statistic, k: int = k, used: Any = used, value: Any = value
+            ) -> Any:
+                values, back = jax.vjp(
+                    lambda s, p, floats: value(s, p, _with_integers(floats, tile.numbers)),
+                    *(tile.similarities, params, floats),
+                )
+                cotangents = [
+                    _shares(how, statistic, tile, used, values, of[k], along)
+                    for along, of in group  # noqa: B023
+                ]
+                return back(sum(cotangents[1:], cotangents[0]))
+
+            if statistic.is_smooth:
+                found = through_values()
+            else:  # Without a pair that counts, 0 may be a pole, also of a second derivative.
+                zeros = jax.tree.map(jnp.zeros_like, (tile.similarities, params, floats))
+                found = lax.cond(jnp.any(used), through_values, lambda zeros=zeros: zeros)
             d_values, *others = found
             total = total + d_values
             d_others = jax.tree.map(jnp.add, d_others, tuple(others))

@@ -131,7 +131,17 @@ def _cut(anchors: Rows, references: Rows | None, how: How) -> tuple[Rows, Rows |
     others = anchors if references is None else references
     shapes = anchors.labels.shape[0], others.labels.shape[0]
     sizes = _tile_sizes(*shapes, how.block_sizes, symmetric=references is None)
-    return in_blocks(anchors, sizes[0]), references and in_blocks(references, sizes[1])
+    return _in_blocks(anchors, sizes[0]), references and _in_blocks(references, sizes[1])
+
+
+def _in_blocks(rows: Rows, size: int) -> Rows:
+    """Returns rows in blocks. Padding has the numbers of a row, as invalid rows do."""
+    padding = (0, -rows.valid.shape[0] % size if rows.valid.shape[0] else 0)
+    numbers = jax.tree.map(
+        lambda x: jnp.pad(x, padding, mode="edge") if len(x) else x, rows.numbers
+    )
+    blocks = in_blocks(rows._replace(numbers=None), size)
+    return blocks._replace(numbers=in_blocks(numbers, size))
 
 
 def _tile_sizes(

@@ -170,7 +170,7 @@ def test_the_queue_is_the_same_on_every_device(way):
         of_devices = [x.reshape(len(x), 4, 2, *x.shape[2:]) for x in arrays]
         everyone = jax.pmap(run, "batch", in_axes=(None, 1))(queue, of_devices)
         got, got_losses = jax.tree.map(lambda x: x[0], everyone)
-        jax.tree.map(lambda x: np.testing.assert_array_equal(x, x[[0] * 4]), everyone)
+        jax.tree.map(lambda x: np.testing.assert_array_equal(x, np.asarray(x)[[0] * 4]), everyone)
     else:
         spread = over_mesh(run, (P(), P(None, "batch")), P(), check_vma=way == "shard_map")
         got, got_losses = jax.jit(spread)(queue, arrays)
