@@ -429,26 +429,13 @@ def pulled_back(
         for group in groups:
             axis = group[0][0]
             used = _used(how, statistic, params, tile, axis)
-            value = _value(how, statistic, tile, axis, used)
-
-            def through_values(
-                statistic: Statistic = statistic, k: int = k, used: Any = used, value: Any = value
-            ) -> Any:
-                values, back = jax.vjp(
-                    lambda s, p, floats: value(s, p, _with_integers(floats, tile.numbers)),
-                    *(tile.similarities, params, floats),
-                )
-                cotangents = [
-                    _shares(how, statistic, tile, used, values, of[k], along)
-                    for along, of in group  # noqa: B023
-                ]
-                return back(sum(cotangents[1:], cotangents[0]))
-
+            of_one = [(along, of[k]) for along, of in group]
+            run = partial(_through_values, how, statistic, params, tile, floats, used, of_one)
             if statistic.is_smooth:
-                found = through_values()
+                found = run()
             else:  # Without a pair that counts, 0 may be a pole, also of a second derivative.
                 zeros = jax.tree.map(jnp.zeros_like, (tile.similarities, params, floats))
-                found = lax.cond(jnp.any(used), through_values, lambda zeros=zeros: zeros)
+                found = lax.cond(jnp.any(used), run, lambda zeros=zeros: zeros)
             d_values, *others = found
             total = total + d_values
             d_others = jax.tree.map(jnp.add, d_others, tuple(others))
@@ -459,6 +446,25 @@ def pulled_back(
         total = jnp.where(zero, 0, total / jnp.where(zero, 1, -2 * tile.similarities))
     # The sums are those of what is multiplied: a large mean of the rows then cancels.
     return rounded(total, how.low[0] or how.low[1]), *d_others
+
+
+def _through_values(
+    how: How,
+    statistic: Statistic,
+    params: Params,
+    tile: Tile,
+    floats: tuple[Any, Any],
+    used: Bool[Array, "a b"],
+    factors: list[tuple[int, Parts]],
+) -> tuple[Float[Array, "a b"], Params, tuple[Any, Any]]:
+    """Returns the gradients through the values of one statistic, of sides that have the same."""
+    value = _value(how, statistic, tile, factors[0][0], used)
+    values, back = jax.vjp(
+        lambda s, p, floats: value(s, p, _with_integers(floats, tile.numbers)),
+        *(tile.similarities, params, floats),
+    )
+    shares = [_shares(how, statistic, tile, used, values, of, axis) for axis, of in factors]
+    return back(sum(shares[1:], shares[0]))
 
 
 def _shares(
