@@ -25,9 +25,9 @@ from jaxloss.core.batch import (
     zero_invalid,
 )
 from jaxloss.core.checks import Number
-from jaxloss.core.linear import wide_dtype, widen
+from jaxloss.core.linear import sizes_are_known, wide_dtype, widen
 from jaxloss.core.logsumexp import softplus
-from jaxloss.core.products import low_dtypes
+from jaxloss.core.products import Low, low_dtypes
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.comparison import compare
 from jaxloss.pairs.queue import Queue
@@ -128,10 +128,9 @@ def prototypical_loss(
         block_size=block_size,
         axis_name=shares,
     )
-    blocks = (block_size, block_size or (_CLASSES if num_classes is None else None))
-    pairs = pairs._replace(
-        how=pairs.how._replace(block_sizes=blocks, ends_early=num_classes is None)
-    )
+    if classes.number != num_classes:  # Most slots may be empty.
+        blocks = block_size, block_size or _CLASSES
+        pairs = pairs._replace(how=pairs.how._replace(block_sizes=blocks, ends_early=True))
     temperature = checks.in_range("temperature", temperature, pairs.dtype, above=0)
     (logits,) = pairs.statistics(
         jnp.asarray(temperature), Statistic(LOGSUMEXP, over_temperature, is_smooth=True)
@@ -154,7 +153,7 @@ def prototypical_loss(
 
 
 _CLASSES = 64
-"""Of a tile, if their number is not known: that of the rows is most often far too large."""
+"""Of a tile, if there are as many slots as rows: the classes are most often far fewer."""
 
 
 class _Classes(NamedTuple):
@@ -170,8 +169,11 @@ class _Classes(NamedTuple):
 def _classes(
     anchors: Rows, rows: Rows, num_classes: int | None, axis_name: AxisName | None
 ) -> _Classes:
-    """Returns the classes: the labels below C, or those that the rows have."""
+    """Returns the classes: the labels below C, or those that the rows have if these are fewer."""
+    num_rows = rows.labels.shape[0] * (1 if axis_name is None else axis_size(axis_name))
     if num_classes is not None:
+        rows = rows._replace(valid=rows.valid & (rows.labels < num_classes))
+    if num_classes is not None and (not sizes_are_known(num_rows) or num_classes <= num_rows):
         number = num_classes
 
         def slots(labels: Integer[Array, " n"]) -> Int32[Array, " n"]:
@@ -198,23 +200,16 @@ def _centered(
     anchors: Rows, references: Rows | None, axis_name: AxisName | None
 ) -> tuple[Rows, Rows | None]:
     """Returns the rows relative to their center: means far from 0 would lose digits."""
-    both = [rows for rows in (anchors, references) if rows is not None]
-    arrays = [rows.features for rows in both]
-    low = low_dtypes(*arrays)
-    how = How(
-        "negative_squared_distance", wide_dtype(*arrays), (low[0], low[-1]), axis_name=axis_name
-    )
+    arrays = anchors.features, (references or anchors).features
+    dtype, low = wide_dtype(*arrays), low_dtypes(*arrays)
+    how = How("negative_squared_distance", dtype, low, axis_name=axis_name)
     center: Any = center_for(anchors, references, how)
-    own, *other = (
-        rows._replace(
-            features=zero_invalid(
-                (rows.features.astype(how.dtype) - center[None, :]).astype(dtype or how.dtype),
-                rows.valid,
-            )
-        )
-        for rows, dtype in zip(both, low, strict=True)
-    )
-    return own, other[0] if other else None
+
+    def moved(rows: Rows, low: Low) -> Rows:
+        features = rows.features.astype(dtype) - center[None, :]
+        return rows._replace(features=zero_invalid(features.astype(low or dtype), rows.valid))
+
+    return moved(anchors, low[0]), references and moved(references, low[1])
 
 
 def _means(

@@ -19,7 +19,7 @@ from jaxloss.core.batch import (
     valid_rows,
     zero_invalid,
 )
-from jaxloss.core.linear import l2_normalize, widen
+from jaxloss.core.linear import l2_normalize, wide_dtype, widen
 from jaxloss.core.products import Low, nearest
 from jaxloss.pairs.queue import Queue, checked_queue, share_of
 
@@ -170,14 +170,13 @@ def anchors_and_references(
 
 def widened(anchors: Rows, references: Rows | None, *, normalize: bool) -> tuple[Rows, Rows | None]:
     """Returns the rows in one wide dtype, with zeros in the invalid ones; or unit vectors."""
-    both = [rows for rows in (anchors, references) if rows is not None]
+    dtype = wide_dtype(anchors.features, (references or anchors).features)
     load = l2_normalize if normalize else zero_invalid
-    wide = widen(*(rows.features for rows in both))
-    own, *other = (
-        rows._replace(features=load(features, rows.valid))
-        for rows, features in zip(both, wide, strict=True)
-    )
-    return own, other[0] if other else None
+
+    def wide(rows: Rows) -> Rows:
+        return rows._replace(features=load(rows.features.astype(dtype), rows.valid))
+
+    return wide(anchors), references and wide(references)
 
 
 def in_blocks(arrays: Any, size: int) -> Any:

@@ -43,7 +43,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int32, Shaped
 
 from jaxloss.core.backend import on_cpu
 from jaxloss.core.batch import AxisName, axis_size, gather, own_positions, pass_on, vary_alike
@@ -136,12 +136,14 @@ def _cut(anchors: Rows, references: Rows | None, how: How) -> tuple[Rows, Rows |
 
 def _in_blocks(rows: Rows, size: int) -> Rows:
     """Returns rows in blocks. Padding has the numbers of a row, as invalid rows do."""
-    padding = (0, -rows.valid.shape[0] % size if rows.valid.shape[0] else 0)
-    numbers = jax.tree.map(
-        lambda x: jnp.pad(x, padding, mode="edge") if len(x) else x, rows.numbers
-    )
-    blocks = in_blocks(rows._replace(numbers=None), size)
-    return blocks._replace(numbers=in_blocks(numbers, size))
+    number = rows.valid.shape[0]
+
+    def padded(numbers: Shaped[Array, " n"]) -> Shaped[Array, " m"]:
+        if not sizes_are_known(number) or not number:  # One block, or no row.
+            return numbers
+        return jnp.pad(numbers, (0, -number % size), mode="edge")
+
+    return in_blocks(rows._replace(numbers=jax.tree.map(padded, rows.numbers)), size)
 
 
 def _tile_sizes(
@@ -319,8 +321,8 @@ def _scan_of_first_jvp(step: Callable[..., Any], primals: Any, tangents: Any) ->
     def scan(number: Array, carry: Any, xs: Any, arrays: Any) -> Any:
         def step_or_not(carry: Any, x: tuple[Array, Any]) -> tuple[Any, None]:
             k, x = x
-            same = partial(lax.cond, k < number, lambda it: step(it, x, arrays), lambda it: it)
-            return same(carry), None
+            carry = lax.cond(k < number, lambda it: step(it, x, arrays), lambda it: it, carry)
+            return carry, None
 
         places = jnp.arange(len(jax.tree.leaves(xs)[0]), dtype=jnp.int32)
         return lax.scan(step_or_not, carry, (places, xs))[0]

@@ -106,6 +106,22 @@ def test_label_of_a_reference_out_of_range_is_nan():
     assert np.isfinite(run(masked, num_classes=5)).all()
 
 
+@pytest.mark.parametrize("num_classes", [4, 100])  # Fewer than rows, and more.
+def test_label_of_a_sample_out_of_range_is_nan_for_it_alone(num_classes):
+    """It is no candidate for the others either."""
+    features = make_features(np.random.default_rng(65), 12, np.float64)
+    labels = np.where(
+        np.arange(12) % 4 == 1, num_classes, make_labels(np.random.default_rng(1), 12)
+    )
+    kept = labels < num_classes
+    with enable_x64(True):
+        arrays = jnp.asarray(features), jnp.asarray(labels)
+        got = np.asarray(loss(*arrays, num_classes=num_classes, reduction="none"))
+    expected = references.prototypical_loss(features[kept], labels[kept], reduction="none")
+    assert np.isnan(got[~kept]).all()
+    np.testing.assert_allclose(got[kept], expected, rtol=1e-10, atol=1e-13)
+
+
 # Derivatives ----
 
 # `test_check_loss` has a single tile.
