@@ -33,6 +33,8 @@ None if JAX's own switch asks for the code that users get.
 """
 if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "0":
     QUICK = None
+FULL: Any = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+"""The same for programs as users compile them."""
 _AXES = ("devices", "cores")
 
 
@@ -114,7 +116,8 @@ class CheckedLoss:
             jax.vmap(functools.partial(self.values_and_gradients, transform=jax.checkpoint))
         )
         # XLA of jaxlib 0.10.2 compiles that of `group_softmax_loss` wrongly with quick options.
-        self._second = jax.jit(self._second_derivatives)
+        # XLA for CPUs compiles some wrongly without its optimisations, which a variable turns off.
+        self._second = _jit(self._second_derivatives, FULL)
         self._spread: dict[Any, Any] = {}
 
     def batch(self, rng: np.random.Generator, n: int) -> Batch:
@@ -377,9 +380,9 @@ def _narrow(n: int, array: np.ndarray) -> np.ndarray:
     return narrow
 
 
-def _jit(function: Callable[..., Any], **options: Any) -> Any:
-    quick = QUICK if jax.default_backend() == "cpu" else None
-    return jax.jit(function, compiler_options=quick, **options)
+def _jit(function: Callable[..., Any], how: Any = QUICK, **options: Any) -> Any:
+    of_cpu = how if jax.default_backend() == "cpu" else None
+    return jax.jit(function, compiler_options=of_cpu, **options)
 
 
 def num_devices() -> int:

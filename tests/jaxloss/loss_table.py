@@ -711,7 +711,15 @@ VARIANTS = (
     variant("prototype", "assigned", **ASSIGNED),
     variant("dot_regression", "assigned_lengths", lengths=LENGTHS, **ASSIGNED),
     variant("two_way", "tempered", positive_temperature=1.7, negative_temperature=0.6, margin=0.4),
-    variant("asymmetric", "unclipped", positive_focus=1.5, negative_focus=0.5, clip=0.0),
+    # At 0, at which learning does not start, the clip is off.
+    variant(
+        "asymmetric",
+        "unclipped",
+        positive_focus=1.5,
+        negative_focus=0.5,
+        clip=0.0,
+        constant=("clip",),
+    ),
     variant(
         "asymmetric",
         "stopped",
@@ -719,7 +727,7 @@ VARIANTS = (
         negative_focus=2.5,
         own={"stop_focus_gradient": True},
         torch={"stop_focus_gradient": True},
-        constant=(0,),
+        constant=(0, "positive_focus", "negative_focus", "clip"),
     ),
     variant("robust_multilabel", "by_other_constants", ramp=0.3, leak=0.4, binary_weight=0.7),
     variant("classifier", "in_blocks", 3, rare=True),
