@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Bool, Float
 
 from jaxloss.core import checks
@@ -65,7 +65,8 @@ def koleo_loss(
     labels = jnp.zeros_like(valid, jnp.int32)
     rows = anchors_and_references(features, labels, valid, axis_name=axis_name)
     wide = widened(*rows, normalize=True)
-    units = wide[0].features
+    # Computed once, so that equal rows are equal: XLA would divide them in two loops.
+    units = lax.optimization_barrier(wide[0].features)
     pairs, closeness = compare_distances(
         *rows, wide, normalized=True, block_size=block_size, axis_name=axis_name
     )

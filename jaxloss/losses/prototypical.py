@@ -34,7 +34,7 @@ from jaxloss.pairs.queue import Queue
 from jaxloss.pairs.row_blocks import places_in_order
 from jaxloss.pairs.rows import How, Rows, anchors_and_references, center_for
 from jaxloss.pairs.statistics import LOGSUMEXP, Statistic, over_temperature
-from jaxloss.pairs.visits import GATHERED_BYTES
+from jaxloss.pairs.visits import fits
 
 
 @divided
@@ -223,8 +223,7 @@ def _means(
     (features,), number = widen(rows.features), classes.number
     ones = jnp.ones_like(features[:, 0])
     sizes = sum_over(jax.ops.segment_sum(ones, classes.of_rows, number), axis_name)
-    num_bytes = number * features.shape[1] * features.dtype.itemsize
-    if axis_name is None or num_bytes <= GATHERED_BYTES:
+    if axis_name is None or fits(number * features.shape[1], features.dtype):
         sums = sum_over(jax.ops.segment_sum(features, classes.of_rows, number), axis_name)
         return sums / jnp.maximum(sizes, 1)[:, None], sizes, None
     devices = axis_size(axis_name)

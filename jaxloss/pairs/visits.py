@@ -122,8 +122,14 @@ def _placed(anchors: Rows, references: Rows | None, how: How) -> tuple[How, Rows
 
 def _is_gathered(features: Float[Array, "m d"], axis_name: AxisName | None) -> bool:
     """Returns whether these rows of all devices fit on each of them."""
-    num_bytes = features.size * features.dtype.itemsize
-    return axis_name is None or num_bytes * axis_size(axis_name) <= GATHERED_BYTES
+    if axis_name is None:
+        return True
+    return fits(features.size * axis_size(axis_name), features.dtype)
+
+
+def fits(size: int, dtype: jnp.dtype) -> bool:
+    """Returns whether each device may have all of so many numbers."""
+    return size * dtype.itemsize <= GATHERED_BYTES
 
 
 def _cut(anchors: Rows, references: Rows | None, how: How) -> tuple[Rows, Rows | None]:

@@ -192,6 +192,20 @@ def test_references_of_other_devices(options, check_vma):
         chex.assert_trees_all_close(got, expected, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.parametrize("options", [{}, {"num_classes": 5}], ids=str)
+def test_means_too_large_for_one_device(options, monkeypatch):
+    """Each device has those of some classes. Five are not a multiple of the devices."""
+    monkeypatch.setattr("jaxloss.pairs.visits.GATHERED_BYTES", 0)
+    features = make_features(np.random.default_rng(70), 12, np.float64)
+    labels = np.array([4, 1, 4, 0, 3, 3, 1, 2, 0, 4, -1, 2])
+    with enable_x64(True):
+        arrays = jnp.asarray(features), jnp.asarray(labels)
+        expected = jax.jit(jax.value_and_grad(partial(loss, reduction="sum")))(*arrays)
+        run = jax.value_and_grad(partial(loss, reduction="sum", axis_name="batch", **options))
+        got = jax.jit(over_mesh(run, P("batch"), (P(), P("batch"))))(*arrays)
+        chex.assert_trees_all_close(got, expected, rtol=1e-10, atol=1e-13)
+
+
 @pytest.mark.parametrize("options", [{}, {"num_classes": 4}], ids=str)
 def test_features_are_not_gathered(options):
     """Devices exchange labels, and sums over the classes of a tile."""

@@ -129,6 +129,25 @@ def test_no_gradient_flows_through_the_queue():
     assert not of_queue.features.any()
 
 
+def test_blocks_after_one_without_a_valid_row_are_compared():
+    """A queue ends after its last valid row. Its first places may be masked."""
+    features, _, _ = batches(2)
+    rows, of_rows = jnp.concatenate(features), jnp.arange(2 * N) % 2
+    queue: Any = push(jaxloss.make_queue(2 * N, DIM), rows, of_rows)
+    for keep in ([0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 1, 0, 0, 0, 1, 1]):
+        given: Any = {"reference_where": jnp.asarray(keep, bool), "block_size": 2}
+
+        def loss(x, references, given=given, **options):
+            return jaxloss.nca_loss(
+                x, of_rows[:N], references=references, reduction="sum", **given, **options
+            )
+
+        got = jax.jit(jax.value_and_grad(loss))(rows[:N] + 1, queue)
+        plain = jax.value_and_grad(partial(loss, reference_labels=of_rows))(rows[:N] + 1, rows)
+        assert plain[0] > 0
+        chex.assert_trees_all_close(got, plain, rtol=4 * FLOAT32, atol=FLOAT32)
+
+
 # Devices ----
 
 
