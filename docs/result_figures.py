@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.core.storage import write_picture
 from experiments.reporting import style
-from experiments.storage import write_picture
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 

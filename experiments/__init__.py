@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 if TYPE_CHECKING:
-    from experiments.config import Folders as Folders
-    from experiments.runs import evaluate as evaluate
-    from experiments.runs import features_of as features_of
-    from experiments.runs import load_run as load_run
-    from experiments.runs import train as train
+    from experiments.core.config import Folders as Folders
+    from experiments.run import evaluate as evaluate
+    from experiments.run import features_of as features_of
+    from experiments.run import load_run as load_run
+    from experiments.run import train as train
 
-_ROOMS = {"Folders": "config"} | dict.fromkeys(
-    ("evaluate", "features_of", "load_run", "train"), "runs"
+_ROOMS = {"Folders": "core.config"} | dict.fromkeys(
+    ("evaluate", "features_of", "load_run", "train"), "run"
 )
 
 

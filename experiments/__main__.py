@@ -34,7 +34,7 @@ def _open_standard_streams() -> None:
 
 def _print_printable(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
     """Python prints the message of an uncaught error as it is."""
-    from experiments.terminal import Terminal
+    from experiments.core.terminal import Terminal
 
     Terminal(sys.stderr).writelines(format_exception(kind, error, traceback))
 

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.storage import storage_path
+from experiments.core.storage import storage_path
 from tests.experiments.several_processes import object_store, start
 from tests.experiments.tiny_runs import assert_equal_runs
 

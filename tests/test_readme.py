@@ -22,7 +22,7 @@ import jaxloss
 from experiments.cli.main import command_type
 from experiments.cli.options import storage_paths
 from experiments.datasets import DATASETS
-from experiments.presets import PRESETS
+from experiments.papers.presets import PRESETS
 from tests.tolerances import FLOAT32
 
 ROOT = Path(__file__).parents[1]

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints the table, writes it."""
     from experiments.benchmark.cases import Dtype, Group, problems_of
     from experiments.benchmark.run import run_benchmark
-    from experiments.errors import ConfigError
+    from experiments.core.errors import ConfigError
 
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser("python -m experiments.benchmark", description=__doc__)

@@ -14,7 +14,7 @@ from jax import Array, lax
 
 import jaxloss
 from experiments.benchmark.measure import TOLERANCE
-from experiments.errors import ConfigError
+from experiments.core.errors import ConfigError
 from jaxloss.core.backend import platform
 
 Dtype = Literal["bfloat16", "float32", "mixed"]

@@ -17,8 +17,8 @@ import jax
 
 from experiments.benchmark.cases import Dtype, Problem, problems_of
 from experiments.benchmark.measure import jax_program, table
-from experiments.errors import ConfigError
-from experiments.topologies import tpu_devices
+from experiments.benchmark.topologies import tpu_devices
+from experiments.core.errors import ConfigError
 
 
 class Operation(NamedTuple):

@@ -36,7 +36,7 @@ from experiments.benchmark.measure import (
     torch_run,
     usable_cores,
 )
-from experiments.errors import ConfigError
+from experiments.core.errors import ConfigError
 
 QUIET = 0.1  # The most cores that other programs may use.
 _MOST_LOGITS = 10**8  # Of a composition or optax, which keep them.

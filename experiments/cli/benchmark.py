@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from experiments.errors import ConfigError
+from experiments.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.cli.options import AnyPreset
-from experiments.config import ParallelMode
-from experiments.errors import ConfigError
+from experiments.core.config import ParallelMode
+from experiments.core.errors import ConfigError
 
 _MOST_CLASSES = 10**7
 
@@ -34,8 +34,8 @@ class Compile:
         import jax
 
         jax.config.update("jax_platforms", "cpu")
-        from experiments.compilation import compilation_lines, compile_step
-        from experiments.topologies import tpu_devices
+        from experiments.benchmark.compilation import compilation_lines, compile_step
+        from experiments.benchmark.topologies import tpu_devices
 
         if not 0 <= self.classes <= _MOST_CLASSES:
             raise ConfigError(f"--classes must be at least 0 and at most {_MOST_CLASSES}")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import tyro
 
 from experiments.cli.options import DataFolders
-from experiments.config import Folders
-from experiments.errors import ConfigError
+from experiments.core.config import Folders
+from experiments.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from experiments.cli.options import DataFolders, print_written
-from experiments.config import Folders, TrainConfig, evaluation_sections
-from experiments.errors import ConfigError, ExperimentError
-from experiments.storage import component, is_remote, storage_path
+from experiments.core.config import Folders, TrainConfig, evaluation_sections
+from experiments.core.errors import ConfigError, ExperimentError
+from experiments.core.storage import component, is_remote, storage_path
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Evaluate(OfCheckpoint):
 
     def run(self, command: Sequence[str]) -> int:
         """Evaluates, prints and writes the report."""
-        from experiments.protocols import build_protocol
+        from experiments.papers import build_protocol
         from experiments.reporting.run import write_report
-        from experiments.runs import evaluate, load_run, with_evaluation
-        from experiments.sweeps import evaluate_over, setting_names
+        from experiments.run import evaluate, load_run, with_evaluation
+        from experiments.sweeps.grid import evaluate_over, setting_names
 
         table: Any = {"metrics": self.metrics, "baseline": self.baseline}
         for option, given in table.items():
@@ -108,7 +108,7 @@ def config_of_arguments(arguments: Sequence[str]) -> TrainConfig | None:
     Raises:
       ConfigError: There is none, and options of an evaluation are given.
     """
-    from experiments.runs import config_of_run
+    from experiments.run import config_of_run
 
     refused = ""
     for word in arguments:
@@ -153,8 +153,8 @@ class Linear:
 
     def run(self, command: Sequence[str]) -> int:
         """Evaluates, prints and writes the reports."""
-        from experiments.protocols.classification import ClassificationData
-        from experiments.transfer import evaluate_runs_linear
+        from experiments.papers.classification import ClassificationData
+        from experiments.sweeps.linear import evaluate_runs_linear
 
         paths = evaluate_runs_linear(
             self.runs,

@@ -32,12 +32,18 @@ from experiments.cli.power import Power
 from experiments.cli.settings import Settings
 from experiments.cli.sweep import Compare, Sweep
 from experiments.cli.train import Train
-from experiments.config import TrainConfig
-from experiments.errors import STANDARD_OUTPUT, ExperimentError, full_disk, unreachable, unwritten
-from experiments.presets import PRESETS, few_shot
-from experiments.processes import Interrupted, is_first, run_together
-from experiments.storage import cache_folder
-from experiments.terminal import Terminal
+from experiments.core.config import TrainConfig
+from experiments.core.errors import (
+    STANDARD_OUTPUT,
+    ExperimentError,
+    full_disk,
+    unreachable,
+    unwritten,
+)
+from experiments.core.processes import Interrupted, is_first, run_together
+from experiments.core.storage import cache_folder
+from experiments.core.terminal import Terminal
+from experiments.papers.presets import PRESETS, few_shot
 
 _COMMANDS: dict[str, tuple[Any, Iterable[str]]] = {
     "train": (Train, PRESETS),

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from experiments.config import Folders, ParallelMode, TrainConfig
-from experiments.errors import ConfigError
-from experiments.presets import PRESETS
-from experiments.presets.preset import Preset
-from experiments.storage import storage_path
+from experiments.core.config import Folders, ParallelMode, TrainConfig
+from experiments.core.errors import ConfigError
+from experiments.core.storage import storage_path
+from experiments.papers.presets import PRESETS
+from experiments.papers.presets.preset import Preset
 
 
 def preset_choice(presets: Mapping[str, Preset]) -> Any:

@@ -13,8 +13,8 @@ from typing import Any
 import tyro
 
 from experiments.cli.options import storage_paths
-from experiments.errors import ConfigError, unknown
-from experiments.presets import REMOVED
+from experiments.core.errors import ConfigError, unknown
+from experiments.papers.presets import REMOVED
 
 PROG = "python -m experiments"
 _REMOVED = {

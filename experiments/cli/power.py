@@ -29,7 +29,7 @@ class Power:
 
     def run(self, command: Sequence[str]) -> int:
         """Prints the numbers."""
-        from experiments.errors import ConfigError
+        from experiments.core.errors import ConfigError
         from experiments.reporting.power import MOST_PAIRS, power_lines
 
         if not 0 < self.deviation < math.inf:

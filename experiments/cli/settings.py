@@ -10,9 +10,9 @@ from typing import Annotated
 import tyro
 
 from experiments.cli.options import DataFolders
-from experiments.config import Folders, TrainConfig, option_types
+from experiments.core.config import Folders, TrainConfig, option_types
 from experiments.data.sampling import batch_size_of
-from experiments.presets import find_preset
+from experiments.papers.presets import find_preset
 
 _IN_STEPS = (
     "steps",
@@ -53,7 +53,7 @@ class Settings:
 def _rows(
     config: TrainConfig, sources: Mapping[str, str], steps_per_epoch: int | None
 ) -> list[tuple[str, str, str | None]]:
-    from experiments.sweeps import option_text
+    from experiments.sweeps.grid import option_text
 
     default = type(config)()
     rows = []
@@ -73,7 +73,7 @@ def _rows(
 def _steps_per_epoch(config: TrainConfig, folders: Folders) -> int | None:
     """None unless all data is prepared and has one label an image."""
     from experiments.datasets import PREFIX, describe, lookup
-    from experiments.protocols import build_protocol
+    from experiments.papers import build_protocol
 
     if config.data.name == PREFIX:  # A preset for a folder that the command line names.
         return None

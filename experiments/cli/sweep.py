@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from experiments.cli.options import AnyPreset, Execution, HowToRun, preset_choice, print_written
-from experiments.errors import ConfigError
-from experiments.presets import PRESETS
-from experiments.presets.few_shot import PRESETS as FEW_SHOT
-from experiments.protocols import integration
-from experiments.protocols.few_shot import FewShotConfig
-from experiments.protocols.integration import Name
+from experiments.core.errors import ConfigError
+from experiments.papers import integration
+from experiments.papers.few_shot import FewShotConfig
+from experiments.papers.integration import Name
+from experiments.papers.presets import PRESETS
+from experiments.papers.presets.few_shot import PRESETS as FEW_SHOT
 
 if TYPE_CHECKING:
     from experiments.reporting.grid import Axis
@@ -75,7 +75,7 @@ class Sweep:
 
     def run(self, command: Sequence[str]) -> int:
         """Runs the missing part of the sweep, prints its table."""
-        from experiments.sweeps import check_not_set, parse_axis
+        from experiments.sweeps.grid import check_not_set, parse_axis
 
         if not self.over or not self.grid.seeds:
             raise ConfigError("sweep needs at least one axis (--over) and one seed (--seeds)")
@@ -110,7 +110,7 @@ class Compare:
         """Runs the missing part of the comparison, prints its table."""
         from experiments.data.sampling import describe_strategy
         from experiments.reporting.grid import Axis
-        from experiments.sweeps import check_not_set
+        from experiments.sweeps.grid import check_not_set
 
         if not (self.losses and self.sampling and self.grid.seeds):
             raise ConfigError("--losses, --sampling and --seeds need at least one value each")
@@ -138,8 +138,8 @@ def run_and_print(
 
     Its directory is runs/FOLDER by default; `report` is what else `run_grid` takes for the report.
     """
-    from experiments.runs import complete_run
-    from experiments.sweeps import parse_comparison, run_grid
+    from experiments.run import complete_run
+    from experiments.sweeps.grid import parse_comparison, run_grid
 
     typed, comparison = shlex.join(command), vars(grid.grid).copy()
     seeds, directory = comparison.pop("seeds"), comparison.pop("directory")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.cli.options import AnyPreset, Execution, HowToRun
+from experiments.core.storage import component
 from experiments.reporting.run import report_text
-from experiments.storage import component
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Train:
     def run(self, command: Sequence[str]) -> int:
         """Trains, evaluates, prints the report."""
         # Here, because `--help` need not wait for Orbax and TensorBoard.
-        from experiments.protocols import build_protocol
-        from experiments.runs import train
+        from experiments.papers import build_protocol
+        from experiments.run import train
 
         config = self.config
         name = f"{config.preset}-{config.loss.name}-{config.sampling.strategy}-seed{config.seed}"

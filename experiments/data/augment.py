@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from experiments.config import DataConfig
-from experiments.contracts import Photographs
-from experiments.errors import ConfigError
+from experiments.core.config import DataConfig
+from experiments.core.errors import ConfigError
+from experiments.core.protocol import Photographs
 
 jax.tree_util.register_dataclass(Photographs, ["pixels", "sizes"], [])
 

@@ -15,12 +15,12 @@ import psutil
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from experiments.contracts import ImageSet, Photographs
+from experiments.core.errors import ConfigError
+from experiments.core.protocol import ImageSet, Photographs
+from experiments.core.storage import storage_path
 from experiments.datasets import lookup
 from experiments.datasets.archives import DamagedArchiveError
 from experiments.datasets.preparation import Records, prepare, read_labels
-from experiments.errors import ConfigError
-from experiments.storage import storage_path
 
 _MEMORY_LIMIT = 8 * 2**30
 """Default upper limit of the pixels of a split in memory, in bytes."""

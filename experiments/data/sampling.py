@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from experiments.errors import ConfigError
+from experiments.core.errors import ConfigError
 from jaxloss import sampling
 from jaxloss.sampling import ClassIndex, Episodes
 

@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from experiments.contracts import ImageSet
-from experiments.errors import ConfigError
+from experiments.core.errors import ConfigError
+from experiments.core.protocol import ImageSet
 
 TEST_SHARE = 0.3
 """Fraction of every class used for testing if a data set has no test split."""

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.core.errors import ConfigError, unknown
 from experiments.datasets import (
     arrays,
     caltech,
@@ -27,7 +28,6 @@ from experiments.datasets import (
 from experiments.datasets.archives import DamagedArchiveError, MissingArchiveError
 from experiments.datasets.base import Dataset
 from experiments.datasets.folder import PREFIX, is_own, pinned, short_name
-from experiments.errors import ConfigError, unknown
 
 __all__ = [
     "DATASETS",

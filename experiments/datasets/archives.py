@@ -16,8 +16,8 @@ from lzma import LZMAError
 from pathlib import Path
 from typing import Self
 
-from experiments.errors import ExperimentError
-from experiments.terminal import one_line
+from experiments.core.errors import ExperimentError
+from experiments.core.terminal import one_line
 
 
 class MissingArchiveError(ExperimentError, FileNotFoundError):

@@ -8,10 +8,10 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from experiments.core.terminal import has_controls
 from experiments.datasets.archives import DamagedArchiveError, readable
 from experiments.datasets.images import image_extensions
 from experiments.datasets.splits import ClassSplit, split_of_files
-from experiments.terminal import has_controls
 
 _log = logging.getLogger(__name__)
 

@@ -26,6 +26,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageColor
 
+from experiments.core.errors import ConfigError, nearest_path
+from experiments.core.storage import (
+    cache_folder,
+    is_remote,
+    load_json,
+    storage_path,
+    write_json,
+)
+from experiments.core.terminal import has_controls
 from experiments.datasets.archives import (
     DamagedArchiveError,
     MissingArchiveError,
@@ -54,15 +63,6 @@ from experiments.datasets.splits import (
     open_files,
     split_of_files,
 )
-from experiments.errors import ConfigError, nearest_path
-from experiments.storage import (
-    cache_folder,
-    is_remote,
-    load_json,
-    storage_path,
-    write_json,
-)
-from experiments.terminal import has_controls
 
 PREFIX = "folder:"
 """What the names of one's own folders begin with."""

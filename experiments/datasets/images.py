@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
+from experiments.core.storage import regular
 from experiments.datasets.archives import DamagedArchiveError
-from experiments.storage import regular
 
 Encoding = Literal["png", "jpeg"]
 

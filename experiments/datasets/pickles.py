@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from experiments.core.storage import regular
 from experiments.datasets.archives import (
     DamagedArchiveError,
     UnsafeArchiveError,
@@ -25,7 +26,6 @@ from experiments.datasets.archives import (
     reading,
     typed,
 )
-from experiments.storage import regular
 
 # --- Pickles ------------------------------------------------------------------------------------
 

@@ -17,12 +17,12 @@ import numpy as np
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import constants
 
+from experiments.core.errors import unreachable
+from experiments.core.storage import exclusive, is_remote, regular, storage_path, writing
 from experiments.datasets.archives import DamagedArchiveError, MissingArchiveError, reading
 from experiments.datasets.base import Dataset
 from experiments.datasets.images import Damaged, encode
 from experiments.datasets.splits import MultiLabelSplit, Split, check_splits
-from experiments.errors import unreachable
-from experiments.storage import exclusive, is_remote, regular, storage_path, writing
 
 _log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from experiments.core.storage import load_json, regular
 from experiments.datasets.archives import (
     DamagedArchiveError,
     brief,
@@ -25,7 +26,6 @@ from experiments.datasets.archives import (
     reading,
     typed,
 )
-from experiments.storage import load_json, regular
 
 
 def number(value: Any, where: Path | str) -> int:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from experiments.config import Count, Several
-from experiments.contracts import mean_and_interval
+from experiments.core.config import Count, Several
+from experiments.core.protocol import mean_and_interval
 from experiments.data.sampling import episode_classes, episodes_hash, errors_of
 from jaxloss import sampling
 from jaxloss.core.products import wide_product as product

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 import jaxloss
-from experiments.config import Count, Positive, Share, Signed, Weight
+from experiments.core.config import Count, Positive, Share, Signed, Weight
 from experiments.data.sampling import support_orders
 from experiments.evaluation.few_shot import (
     EPISODES_AT_ONCE,

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import matplotlib
 
-from experiments.config import Folders
-from experiments.errors import ConfigError
+from experiments.core.config import Folders
+from experiments.core.errors import ConfigError
 from experiments.look.charts import by_class, reliability, similarity, spectrum, training
 from experiments.look.images import class_map, hard_episodes, neighbours, overview
 from experiments.look.page import Picture, write_page
 from experiments.look.view import View, view_run
 from experiments.reporting.run import describe_run, read_report, version_text
 from experiments.reporting.style import FONTS
-from experiments.runs import data_notes, load_run, split_of
+from experiments.run import data_notes, load_run, split_of
 
 _DRAWN: Sequence[Callable[[View], Picture | None]] = (
     overview,

@@ -15,10 +15,10 @@ from experiments.evaluation import feature_space as space
 from experiments.evaluation.subspace import span, variance_shares
 from experiments.look.page import Picture, Tile, draw_rows, short
 from experiments.look.view import Side, View
-from experiments.protocols.classification import ClassificationData
-from experiments.protocols.few_shot import FewShotConfig
-from experiments.protocols.hyperspherical import HypersphericalConfig, calibrated_logits
-from experiments.protocols.integration import terms
+from experiments.papers.classification import ClassificationData
+from experiments.papers.few_shot import FewShotConfig
+from experiments.papers.hyperspherical import HypersphericalConfig, calibrated_logits
+from experiments.papers.integration import terms
 from experiments.reporting.markdown import scaled, with_unit
 from experiments.reporting.style import BLUE, GREEN, GREY, INK, VERMILLION, series_mark, style_axes
 from experiments.training.run_directory import METRICS_FILE, read_metrics

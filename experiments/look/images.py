@@ -20,8 +20,8 @@ from experiments.evaluation.few_shot import (
 from experiments.evaluation.subspace import variance_shares
 from experiments.look.page import Picture, Tile, draw_image, draw_rows, short
 from experiments.look.view import Side, View
-from experiments.protocols.few_shot import FewShotConfig
-from experiments.protocols.negative_margin import NegativeMarginConfig, fine_tuned_classifier
+from experiments.papers.few_shot import FewShotConfig
+from experiments.papers.negative_margin import NegativeMarginConfig, fine_tuned_classifier
 from experiments.reporting.style import INK, VERMILLION, series_mark
 
 TILES = 300  # In a map, at most.

@@ -16,10 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
-from experiments.errors import ConfigError
-from experiments.reporting.markdown import format_value
-from experiments.reporting.style import INK, new_figure
-from experiments.storage import (
+from experiments.core.errors import ConfigError
+from experiments.core.storage import (
     check_json,
     is_remote,
     load_json,
@@ -27,7 +25,9 @@ from experiments.storage import (
     write_json,
     write_picture,
 )
-from experiments.terminal import one_line
+from experiments.core.terminal import one_line
+from experiments.reporting.markdown import format_value
+from experiments.reporting.style import INK, new_figure
 
 
 @dataclass

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.config import Folders
-from experiments.contracts import Outputs
+from experiments.core.config import Folders
+from experiments.core.protocol import Outputs
 from experiments.data.selection import some_rows
 from experiments.evaluation.feature_space import class_membership, class_order, class_similarity
 from experiments.reporting.style import BLUE, VERMILLION
-from experiments.runs import RestoredRun, features_of
+from experiments.run import RestoredRun, features_of
 
 MOST_IMAGES = 10_000
 """Training images whose features are computed, and images of the shown split among which a map and

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from experiments.config import ModelConfig
-from experiments.errors import ConfigError
+from experiments.core.config import ModelConfig
+from experiments.core.errors import ConfigError
 from experiments.models.layers import Backbone, LayerOptions, Projected
 from experiments.models.pooled import Conv4, ResNet12
 from experiments.models.resnet import ResNet, WideResNet, basic, bottleneck

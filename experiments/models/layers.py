@@ -12,7 +12,7 @@ from flax import nnx
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from experiments.config import ModelConfig
+from experiments.core.config import ModelConfig
 from experiments.models.convolution import Conv
 
 _KERNEL_INIT = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")

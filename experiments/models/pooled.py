@@ -6,7 +6,7 @@ import jax
 from flax import nnx
 from jax import Array
 
-from experiments.config import ModelConfig
+from experiments.core.config import ModelConfig
 from experiments.models.layers import (
     Backbone,
     ConvNorm,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from experiments.config import ModelConfig
+from experiments.core.config import ModelConfig
 from experiments.models import layers as of
 from experiments.models.layers import Backbone, ConvNorm, LayerOptions, batch_norm, conv
 

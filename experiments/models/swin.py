@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from experiments.config import ModelConfig
+from experiments.core.config import ModelConfig
 from experiments.models.layers import Backbone, LayerOptions, dropout, fold_in
 
 WINDOW = 7

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
-from experiments.contracts import Metric, PairMetrics, mean_and_interval
+from experiments.core.protocol import Metric, PairMetrics, mean_and_interval
 
 ALL = "all"
 """The label of an option that takes everything available."""

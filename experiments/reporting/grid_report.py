@@ -15,6 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.core.storage import write_atomically, write_json, write_picture
 from experiments.reporting import markdown as md
 from experiments.reporting import style
 from experiments.reporting.grid import (
@@ -28,7 +29,6 @@ from experiments.reporting.grid import (
     short_name,
 )
 from experiments.reporting.run import version_text
-from experiments.storage import write_atomically, write_json, write_picture
 
 _COLUMNS = 3
 # Inches: a panel, a character and a line of a label, a mark, and the space between the rows.

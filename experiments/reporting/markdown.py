@@ -8,8 +8,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from experiments.contracts import Metric
-from experiments.terminal import printable
+from experiments.core.protocol import Metric
+from experiments.core.terminal import printable
 
 MISSING = "–"
 """Shown where there is no number."""

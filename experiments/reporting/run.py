@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 import jaxloss
-from experiments.config import TrainConfig
-from experiments.contracts import Protocol
+from experiments.core.config import TrainConfig
+from experiments.core.protocol import Protocol
+from experiments.core.storage import check_json, load_json, regular, write_atomically, write_json
 from experiments.reporting.markdown import bullets, format_value, table, with_unit
-from experiments.storage import check_json, load_json, regular, write_atomically, write_json
 
 logger = logging.getLogger(__name__)
 

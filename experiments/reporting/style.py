@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
-from experiments.terminal import printable
+from experiments.core.terminal import printable
 
 # Okabe and Ito's colours, which colour-blind people can tell apart.
 BLUE = "#0072B2"

@@ -26,10 +26,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
-from experiments.config import CONFIG_FILE
-from experiments.errors import ExperimentError, full_disk, nearest_path
-from experiments.processes import all_true, is_first, on_first
-from experiments.storage import check_json, is_remote, regular, writing
+from experiments.core.config import CONFIG_FILE
+from experiments.core.errors import ExperimentError, full_disk, nearest_path
+from experiments.core.processes import all_true, is_first, on_first
+from experiments.core.storage import check_json, is_remote, regular, writing
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from experiments.errors import DivergedError
-from experiments.processes import Interrupted, stop_requests, watchdog
+from experiments.core.errors import DivergedError
+from experiments.core.processes import Interrupted, stop_requests, watchdog
 from experiments.training.parallel import DataParallel
 from experiments.training.run_directory import Recorder, Validation
 from experiments.training.step import Batch, TrainState

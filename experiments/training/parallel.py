@@ -10,9 +10,9 @@ import numpy as np
 from flax import jax_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.config import ParallelMode
-from experiments.contracts import BATCH_AXIS
-from experiments.errors import ConfigError
+from experiments.core.config import ParallelMode
+from experiments.core.errors import ConfigError
+from experiments.core.protocol import BATCH_AXIS
 from experiments.training.step import Batch, Step
 
 

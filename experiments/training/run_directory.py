@@ -26,10 +26,10 @@ from tensorboardX.proto.event_pb2 import (
 from tensorboardX.summary import scalar
 from tqdm import tqdm
 
-from experiments.config import CONFIG_FILE, differences
-from experiments.errors import ExperimentError
-from experiments.processes import is_first
-from experiments.storage import (
+from experiments.core.config import CONFIG_FILE, differences
+from experiments.core.errors import ExperimentError
+from experiments.core.processes import is_first
+from experiments.core.storage import (
     check_json,
     exclusive,
     is_remote,

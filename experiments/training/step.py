@@ -15,11 +15,11 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from experiments.config import DataConfig, OptimizerConfig
-from experiments.contracts import ImageSet, ImageTable, Objective, Outputs, Photographs
+from experiments.core.config import DataConfig, OptimizerConfig
+from experiments.core.errors import ConfigError, DivergedError
+from experiments.core.processes import gather_rows
+from experiments.core.protocol import ImageSet, ImageTable, Objective, Outputs, Photographs
 from experiments.data.augment import augment, center_crops, mix_batch, normalize, sample_keys
-from experiments.errors import ConfigError, DivergedError
-from experiments.processes import gather_rows
 
 
 class TrainState(NamedTuple):

@@ -27,9 +27,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.core.errors import ExperimentError
+from experiments.core.processes import is_first
 from experiments.datasets import share_images
-from experiments.errors import ExperimentError
-from experiments.processes import is_first
 from experiments.training.checkpoints import (
     CheckpointError,
     Checkpoints,

@@ -9,13 +9,12 @@ from unittest.mock import DEFAULT, Mock
 
 import pytest
 
-from experiments import assembly
-from experiments.assembly import plan_run
-from experiments.config import Folders
+from experiments import run as assembly
+from experiments.core.config import Folders
+from experiments.core.storage import storage_path
 from experiments.data.pipeline import RecordImages
-from experiments.protocols.integration import IntegratedLoss
-from experiments.runs import complete_run
-from experiments.storage import storage_path
+from experiments.papers.integration import IntegratedLoss
+from experiments.run import complete_run, plan_run
 from tests.experiments.several_processes import FSSPEC, object_store
 from tests.experiments.tiny_runs import TINY, light_backbones
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from experiments.contracts import ImageSet, Photographs
+from experiments.core.protocol import ImageSet, Photographs
 
 Counts = dict[str, dict[str, int]]
 """The number of images of every class, by split."""

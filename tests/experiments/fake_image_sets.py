@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from scipy.io import savemat
 
-from experiments.config import Folders
-from experiments.contracts import ImageSet
+from experiments.core.config import Folders
+from experiments.core.protocol import ImageSet
 from tests.experiments.fake_archives import (
     PARTS,
     Counts,

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.config import DataConfig
+from experiments.core.config import DataConfig
+from experiments.core.errors import ConfigError
 from experiments.data import augment as module
 from experiments.data.augment import (
     check_augmentation,
@@ -21,7 +22,6 @@ from experiments.data.augment import (
     resize_and_center_crop,
     seen_shape,
 )
-from experiments.errors import ConfigError
 from tests.tolerances import FLOAT32
 
 # Compiled as a whole: compiling one operation after the other takes several times as long.

@@ -26,14 +26,14 @@ import pytest
 
 from experiments.cli.datasets import Datasets
 from experiments.cli.main import main
-from experiments.config import Folders, SamplingConfig
+from experiments.core.config import Folders, SamplingConfig
+from experiments.core.errors import ExperimentError
+from experiments.core.storage import write_json
 from experiments.datasets import describe, preparation
-from experiments.errors import ExperimentError
-from experiments.presets import PRESETS
-from experiments.protocols.classification import ClassificationData
-from experiments.protocols.few_shot import IntegrationEvaluation
+from experiments.papers.classification import ClassificationData
+from experiments.papers.few_shot import IntegrationEvaluation
+from experiments.papers.presets import PRESETS
 from experiments.reporting.grid import Comparison
-from experiments.storage import write_json
 from experiments.training.run_directory import MetricsLog
 from tests.experiments.several_processes import ROOT
 from tests.experiments.tiny_runs import TINY, TINY_OPTIONS
@@ -95,25 +95,25 @@ FOLDERS: dict[str, Any] = {"folders": Folders(Path("data"), Path("manual"))}
     [
         (
             f"train icons --seed 3 --steps 7 --parallel jit --stuck-after 5 {PLACES}",
-            "experiments.runs.complete_run",
+            "experiments.run.complete_run",
             {"plan.config.seed": 3, "plan.config.steps": 7, "mode": "jit"}
             | {"stuck_after": 5, **FOLDERS}
             | {"directory": Path("runs/icons-direct-sce+nca-random-seed3")},
         ),
         (
             f"evaluate RUN --checkpoint 4 {PLACES}",
-            "experiments.runs.load_run",
+            "experiments.run.load_run",
             {"folder": Path("RUN"), "checkpoint": "4"},
         ),
         (
             f"evaluate RUN --split validation --evaluation.ways 3 {PLACES}",
-            "experiments.runs.evaluate",
+            "experiments.run.evaluate",
             {"split": "validation", "options": {"evaluation.ways": 3}, **FOLDERS},
         ),
         (
             "evaluate RUN --over evaluation.ways=2,3 --split base --checkpoint latest "
             f"--metrics MAP@R --evaluation.shots 2 --baseline evaluation.ways=2 {PLACES}",
-            "experiments.sweeps.evaluate_over",
+            "experiments.sweeps.grid.evaluate_over",
             {"path": Path("RUN"), "over": ("evaluation.ways=2,3",), "split": "base", **FOLDERS}
             | {"checkpoint": "latest", "overrides": {"evaluation.shots": (2,)}}
             | {"metrics": ("MAP@R",), "baseline": "evaluation.ways=2"},
@@ -121,7 +121,7 @@ FOLDERS: dict[str, Any] = {"folders": Folders(Path("data"), Path("manual"))}
         (
             "linear RUN --data cub --split novel --holdout 0.3 --checkpoint 4 --directory table "
             f"--baseline SCE {PLACES}",
-            "experiments.transfer.evaluate_runs_linear",
+            "experiments.sweeps.linear.evaluate_runs_linear",
             {"paths": (Path("RUN"),), "checkpoint": "4", "directory": Path("table"), **FOLDERS}
             | {"data": ClassificationData(name="cub", class_split="novel", holdout=0.3)}
             | {"baseline": "SCE"},
@@ -135,7 +135,7 @@ FOLDERS: dict[str, Any] = {"folders": Folders(Path("data"), Path("manual"))}
             "sweep icons-groups --steps 7 --over loss.name=loose,tight data.classes=5,6 "
             "--seeds 2 3 --metrics accuracy --title Groups --baseline loss.name=loose "
             f"--choose data.classes --directory grid {PLACES}",
-            "experiments.sweeps.run_grid",
+            "experiments.sweeps.grid.run_grid",
             {"config.steps": 7, "seeds": (2, 3), "root": Path("grid"), **FOLDERS}
             | {"settings": ["loose", "tight", 5, 6], "metrics": ("accuracy",), "title": "Groups"}
             | {"comparison": Comparison(("loss.name", "loose"), "", "data.classes")},
@@ -143,19 +143,19 @@ FOLDERS: dict[str, Any] = {"folders": Folders(Path("data"), Path("manual"))}
         (
             "compare icons --steps 7 --losses nca sce --sampling 8x2 random --seeds 2 3 "
             f"--pairs-over sampling.strategy {PLACES}",
-            "experiments.sweeps.run_grid",
+            "experiments.sweeps.grid.run_grid",
             {"config.steps": 7, "seeds": (2, 3), "root": Path("runs/compare-icons"), **FOLDERS}
             | {"settings": ["sce", "nca", "8x2", "random"]}
             | {"comparison": Comparison(None, "training batches", "")},
         ),
         (
             "compile icons --topology v5e:2x4",
-            "experiments.topologies.tpu_devices",
+            "experiments.benchmark.topologies.tpu_devices",
             {"topology": "v5e:2x4"},
         ),
         (
             "compile icons --steps 7 --parallel jit --classes 9",
-            "experiments.compilation.compile_step",
+            "experiments.benchmark.compilation.compile_step",
             {"config.steps": 7, "mode": "jit", "classes": 9},
         ),
     ],
@@ -165,9 +165,9 @@ def test_what_is_typed_reaches_the_code(monkeypatch, tmp_path, typed, function, 
     Path("RUN").mkdir()
     signature = inspect.signature(pkgutil.resolve_name(function))
     config = dataclasses.replace(TINY, loss=dataclasses.replace(TINY.loss, name="sce"))
-    monkeypatch.setattr("experiments.runs.config_of_run", lambda path: config)
-    monkeypatch.setattr("experiments.runs.load_run", Mock(return_value=Mock()))
-    monkeypatch.setattr("experiments.topologies.tpu_devices", Mock())
+    monkeypatch.setattr("experiments.run.config_of_run", lambda path: config)
+    monkeypatch.setattr("experiments.run.load_run", Mock(return_value=Mock()))
+    monkeypatch.setattr("experiments.benchmark.topologies.tpu_devices", Mock())
     monkeypatch.setattr(function, reached := Mock(side_effect=Reached))
     assert main(typed.split()) == 2
     call = signature.bind(*reached.call_args.args, **reached.call_args.kwargs)

@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from experiments.config import check_config, replace_option
-from experiments.errors import ConfigError
-from experiments.presets import PRESETS
-from experiments.protocols import PROTOCOLS, build_protocol, config_from_dict, config_to_dict
-from experiments.protocols.group_softmax import GroupSoftmaxConfig
+from experiments.core.config import check_config, replace_option
+from experiments.core.errors import ConfigError
+from experiments.papers import PROTOCOLS, build_protocol, config_from_dict, config_to_dict
+from experiments.papers.group_softmax import GroupSoftmaxConfig
+from experiments.papers.presets import PRESETS
 
 CONFIG = GroupSoftmaxConfig()
 

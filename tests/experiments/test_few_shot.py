@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from scipy.spatial.distance import cdist
 
-from experiments.contracts import mean_and_interval
+from experiments.core.protocol import mean_and_interval
 from experiments.data.sampling import episodes_hash, support_orders
 from experiments.evaluation.few_shot import (
     Distance,

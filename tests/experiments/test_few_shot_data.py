@@ -10,16 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.assembly import plan_run, prepare_and_count
-from experiments.config import Folders, replace_option
+from experiments.core.config import Folders, replace_option
+from experiments.core.errors import ConfigError
 from experiments.data.pipeline import load_split
-from experiments.errors import ConfigError
-from experiments.presets import PRESETS, negative_margin
-from experiments.protocols import build_protocol, few_shot_data
-from experiments.protocols.few_shot import FewShotConfig
-from experiments.protocols.few_shot_data import FewShotData, MarginData
-from experiments.runs import complete_run
-from experiments.trained_on import seen_in_training
+from experiments.papers import build_protocol, few_shot_data
+from experiments.papers.few_shot import FewShotConfig
+from experiments.papers.few_shot_data import FewShotData, MarginData
+from experiments.papers.presets import PRESETS, negative_margin
+from experiments.run import complete_run, plan_run, prepare_and_count, seen_in_training
 from tests.experiments.fake_image_sets import idx
 from tests.experiments.tiny_runs import light_backbones
 

@@ -15,9 +15,10 @@ import pytest
 from PIL import Image
 
 import experiments
-from experiments.assembly import plan_run, prepare_and_count
 from experiments.cli.main import main
-from experiments.config import Folders
+from experiments.core.config import Folders
+from experiments.core.errors import ExperimentError
+from experiments.core.storage import cache_folder
 from experiments.data.pipeline import load_labels, load_split
 from experiments.datasets import (
     folder as folders,
@@ -29,11 +30,9 @@ from experiments.datasets import (
     share_images,
     short_name,
 )
-from experiments.errors import ExperimentError
-from experiments.presets import PRESETS
-from experiments.protocols import build_protocol
-from experiments.storage import cache_folder
-from experiments.trained_on import seen_in_training
+from experiments.papers import build_protocol
+from experiments.papers.presets import PRESETS
+from experiments.run import plan_run, prepare_and_count, seen_in_training
 from tests.experiments.fake_archives import write_image
 from tests.experiments.tiny_runs import light_backbones
 

@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 
 from experiments.cli.main import main
-from experiments.contracts import Metric, PairMetrics, mean_and_interval
+from experiments.core.protocol import Metric, PairMetrics, mean_and_interval
 from experiments.reporting.grid import Axis, Comparison, Run, make_grid
 from experiments.reporting.grid_report import grid_figure, grid_table, write_grid
 from experiments.reporting.markdown import table

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.contracts import Objective, Outputs, Problem
-from experiments.errors import ConfigError
+from experiments.core.errors import ConfigError
+from experiments.core.protocol import Objective, Outputs, Problem
 from experiments.evaluation.subspace import gradient_directions
-from experiments.protocols import group_softmax
-from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
+from experiments.papers import group_softmax
+from experiments.papers.group_softmax import GroupLoss, GroupSoftmaxConfig
 from tests.jaxloss import references
 from tests.tolerances import FLOAT32
 

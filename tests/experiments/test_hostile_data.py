@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
+from experiments.core.errors import ExperimentError
 from experiments.data.pipeline import load_labels
 from experiments.datasets import DATASETS, kanji, pickles
 from experiments.datasets.archives import DamagedArchiveError
@@ -34,7 +35,6 @@ from experiments.datasets.readers import (
     relative,
 )
 from experiments.datasets.splits import MultiLabelSplit, check_splits, split_of_pickle
-from experiments.errors import ExperimentError
 from tests.experiments import fake_archives as few
 from tests.experiments import fake_image_sets as many
 

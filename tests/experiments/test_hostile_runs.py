@@ -20,20 +20,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.assembly import Plan, plan_run
-from experiments.config import Folders
-from experiments.errors import ConfigError, ExperimentError
+from experiments.core.config import Folders
+from experiments.core.errors import ConfigError, ExperimentError
+from experiments.core.storage import component, storage_path, write_json
 from experiments.look.charts import training
 from experiments.look.page import Picture, write_page
 from experiments.look.view import View
-from experiments.protocols import config_to_dict
-from experiments.protocols.integration import IntegratedLoss
+from experiments.papers import config_to_dict
+from experiments.papers.integration import IntegratedLoss
 from experiments.reporting.grid import Axis, Run, make_grid
 from experiments.reporting.grid_report import grid_table
 from experiments.reporting.run import read_episodes, read_report, report_text
-from experiments.runs import RestoredRun, complete_run, load_run
-from experiments.storage import component, storage_path, write_json
-from experiments.trained_on import seen_in_training
+from experiments.run import Plan, RestoredRun, complete_run, load_run, plan_run, seen_in_training
 from experiments.training.checkpoints import _json_digest
 from experiments.training.run_directory import (
     METRICS_FILE,

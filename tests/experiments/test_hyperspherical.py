@@ -16,21 +16,20 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.preprocessing import normalize
 
 import jaxloss
-from experiments.assembly import plan_run
-from experiments.config import ModelConfig, SamplingConfig
-from experiments.contracts import Objective, Outputs, Problem
+from experiments.core.config import ModelConfig, SamplingConfig
+from experiments.core.errors import ConfigError
+from experiments.core.protocol import Objective, Outputs, Problem
 from experiments.data.augment import mix_batch
-from experiments.errors import ConfigError
 from experiments.evaluation.classification import evaluate_logits
-from experiments.presets import PRESETS
-from experiments.protocols import hyperspherical
-from experiments.protocols.hyperspherical import (
+from experiments.papers import hyperspherical
+from experiments.papers.hyperspherical import (
     HypersphericalConfig,
     HypersphericalEvaluation,
     HypersphericalLoss,
     spread_prototypes,
 )
-from experiments.runs import complete_run, evaluate, load_run, train_run
+from experiments.papers.presets import PRESETS
+from experiments.run import complete_run, evaluate, load_run, plan_run, train_run
 from tests.experiments.tiny_runs import final_state, metrics
 from tests.jaxloss import references
 from tests.tolerances import FLOAT32

@@ -14,7 +14,8 @@ import pytest
 import torch
 from scipy.io import savemat
 
-from experiments.config import Folders
+from experiments.core.config import Folders
+from experiments.core.errors import ConfigError
 from experiments.data.pipeline import RecordImages, load_split, stored_counts
 from experiments.datasets import DATASETS, describe, lookup
 from experiments.datasets.archives import (
@@ -23,8 +24,7 @@ from experiments.datasets.archives import (
     UnsafeArchiveError,
 )
 from experiments.datasets.preparation import Records
-from experiments.errors import ConfigError
-from experiments.protocols import classification
+from experiments.papers import classification
 from tests.experiments import fake_archives as few
 from tests.experiments import fake_image_sets as many
 from tests.experiments.fake_archives import check_colours, encode_png, write_pickle

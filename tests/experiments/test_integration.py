@@ -15,10 +15,9 @@ import pytest
 import scipy.optimize
 
 import jaxloss
-from experiments.assembly import plan_run
-from experiments.config import SamplingConfig
-from experiments.contracts import Metric, Outputs, Problem, Protocol
-from experiments.errors import ConfigError
+from experiments.core.config import SamplingConfig
+from experiments.core.errors import ConfigError
+from experiments.core.protocol import Metric, Outputs, Problem, Protocol
 from experiments.evaluation.few_shot import (
     Distance,
     accuracies_of,
@@ -26,10 +25,11 @@ from experiments.evaluation.few_shot import (
     prototype_predictions,
 )
 from experiments.evaluation.subspace import classifier_subspace, split_by_span
-from experiments.protocols import few_shot, integration
-from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
-from experiments.protocols.few_shot_data import FewShotData
-from experiments.protocols.integration import NAMES, IntegratedLoss, build_loss
+from experiments.papers import few_shot, integration
+from experiments.papers.few_shot import FewShotConfig, IntegrationEvaluation
+from experiments.papers.few_shot_data import FewShotData
+from experiments.papers.integration import NAMES, IntegratedLoss, build_loss
+from experiments.run import plan_run
 from experiments.training.parallel import device_mesh
 from jaxloss import sampling
 from tests.jaxloss import references

@@ -22,29 +22,28 @@ from sklearn.preprocessing import normalize
 
 import experiments
 from experiments import look
-from experiments.assembly import build_learner, plan_run
 from experiments.cli.main import main
-from experiments.config import Folders, ModelConfig, TrainConfig
-from experiments.contracts import ImageSet, Outputs
+from experiments.core.config import Folders, ModelConfig, TrainConfig
+from experiments.core.errors import ConfigError
+from experiments.core.protocol import ImageSet, Outputs
+from experiments.core.storage import write_json
 from experiments.data.selection import part_of, some_rows
-from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import evaluate_prototypes
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
 from experiments.look.charts import by_class, draw_tail, spectrum, training
 from experiments.look.images import QUERIES, Cloud, draw_map, hard_episodes, neighbours, overview
 from experiments.look.page import Picture, draw_image, short, write_page
 from experiments.look.view import Side, View, view_run
-from experiments.protocols.classification import ClassificationData
-from experiments.protocols.hyperspherical import (
+from experiments.papers.classification import ClassificationData
+from experiments.papers.hyperspherical import (
     HypersphericalConfig,
     HypersphericalEvaluation,
     HypersphericalLoss,
 )
-from experiments.protocols.integration import IntegratedLoss
-from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData
-from experiments.protocols.negative_margin import MarginEvaluation, NegativeMarginConfig
-from experiments.runs import RestoredRun, load_run, train_run
-from experiments.storage import write_json
+from experiments.papers.integration import IntegratedLoss
+from experiments.papers.multi_label import MultiLabelConfig, MultiLabelData
+from experiments.papers.negative_margin import MarginEvaluation, NegativeMarginConfig
+from experiments.run import RestoredRun, build_learner, load_run, plan_run, train_run
 from tests.experiments.tiny_runs import TINY
 from tests.tolerances import FLOAT32
 

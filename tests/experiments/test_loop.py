@@ -16,14 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.assembly import plan_run
 from experiments.cli.main import main
-from experiments.config import Folders, TrainConfig
+from experiments.core.config import Folders, TrainConfig
+from experiments.core.processes import Interrupted
 from experiments.data import pipeline
 from experiments.data.pipeline import RecordImages, load_split
 from experiments.datasets.archives import DamagedArchiveError
-from experiments.processes import Interrupted
-from experiments.runs import train_run
+from experiments.run import plan_run, train_run
 from experiments.training import loop
 from experiments.training.checkpoints import CheckpointError, Checkpoints
 from experiments.training.loop import read_batches

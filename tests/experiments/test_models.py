@@ -15,8 +15,8 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from experiments.config import ModelConfig
-from experiments.errors import ConfigError
+from experiments.core.config import ModelConfig
+from experiments.core.errors import ConfigError
 from experiments.models import build_backbone, convolution
 from experiments.models.convolution import Conv, convolve
 from experiments.models.layers import (
@@ -28,7 +28,7 @@ from experiments.models.layers import (
     max_pool,
 )
 from experiments.models.pooled import PooledBlock
-from experiments.presets import photographs
+from experiments.papers.presets import photographs
 from tests.tolerances import FLOAT32
 
 # Equal widths, because every new kernel shape takes half a second to compile its initial values.

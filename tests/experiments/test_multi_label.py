@@ -10,17 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.assembly import plan_run, prepare_and_count
 from experiments.cli.main import main
-from experiments.config import ModelConfig, SamplingConfig, replace_option
-from experiments.contracts import Metric, Outputs, Problem
+from experiments.core.config import ModelConfig, SamplingConfig, replace_option
+from experiments.core.errors import ConfigError
+from experiments.core.protocol import Metric, Outputs, Problem
 from experiments.data.pipeline import load_labels, load_split
-from experiments.errors import ConfigError
 from experiments.evaluation.multilabel import evaluate_scores
-from experiments.protocols import multi_label
-from experiments.protocols.multi_label import MultiLabelConfig, MultiLabelData, MultiLabelLoss
+from experiments.papers import multi_label
+from experiments.papers.multi_label import MultiLabelConfig, MultiLabelData, MultiLabelLoss
 from experiments.reporting.run import report_text
-from experiments.runs import evaluate, load_run, train_run
+from experiments.run import evaluate, load_run, plan_run, prepare_and_count, train_run
 from experiments.training.step import build_outputs
 from tests.jaxloss import references
 from tests.tolerances import FLOAT32

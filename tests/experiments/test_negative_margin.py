@@ -18,9 +18,8 @@ import pytest
 
 import experiments
 import jaxloss
-from experiments.assembly import plan_run, prepare_and_count
 from experiments.cli.main import main
-from experiments.config import (
+from experiments.core.config import (
     Folders,
     ModelConfig,
     OptimizerConfig,
@@ -28,22 +27,22 @@ from experiments.config import (
     replace_option,
     set_options,
 )
-from experiments.contracts import Outputs, Problem, mean_and_interval
+from experiments.core.errors import ConfigError
+from experiments.core.protocol import Outputs, Problem, mean_and_interval
 from experiments.data.pipeline import load_split, stored_counts
 from experiments.datasets import DATASETS
 from experiments.datasets.archives import MissingArchiveError
-from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import accuracies_of, prototype_predictions
 from experiments.evaluation.fine_tuning import (
     FineTuning,
     evaluate_fine_tuning,
     fine_tuned_predictions,
 )
-from experiments.protocols import few_shot_data, negative_margin
-from experiments.protocols.few_shot_data import MarginData
-from experiments.protocols.negative_margin import MarginEvaluation, MarginLoss, NegativeMarginConfig
+from experiments.papers import few_shot_data, negative_margin
+from experiments.papers.few_shot_data import MarginData
+from experiments.papers.negative_margin import MarginEvaluation, MarginLoss, NegativeMarginConfig
 from experiments.reporting.run import read_episodes
-from experiments.runs import complete_run, load_run
+from experiments.run import complete_run, load_run, plan_run, prepare_and_count
 from experiments.training.step import build_outputs
 from jaxloss import sampling
 from tests.experiments import fake_archives

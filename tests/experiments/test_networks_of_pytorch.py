@@ -16,9 +16,9 @@ import torch
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from experiments.config import ModelConfig
+from experiments.core.config import ModelConfig
 from experiments.models.layers import ConvNorm, LayerOptions, dropout
-from experiments.presets import photographs
+from experiments.papers.presets import photographs
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.step import TrainState
 from experiments.training.weights import WeightsError, load_weights

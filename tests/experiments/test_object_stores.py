@@ -12,16 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.assembly import plan_run
 from experiments.cli.main import main
-from experiments.config import Folders
+from experiments.core.config import Folders
+from experiments.core.errors import ConfigError
+from experiments.core.storage import storage_path
 from experiments.data.pipeline import load_split
 from experiments.datasets import describe
 from experiments.datasets.archives import MissingArchiveError
-from experiments.errors import ConfigError
-from experiments.protocols.integration import IntegratedLoss
-from experiments.runs import complete_run, train_run
-from experiments.storage import storage_path
+from experiments.papers.integration import IntegratedLoss
+from experiments.run import complete_run, plan_run, train_run
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.run_directory import MetricsLog
 from tests.experiments.several_processes import ROOT

@@ -19,12 +19,12 @@ import pytest
 from PIL import Image
 
 from experiments.cli.main import main
+from experiments.core.errors import ConfigError
+from experiments.core.storage import storage_path
 from experiments.data.pipeline import RecordImages, load_split
 from experiments.datasets import describe, images, lookup
 from experiments.datasets.archives import DamagedArchiveError
 from experiments.datasets.images import SourceImage, encode, inspect_image
-from experiments.errors import ConfigError
-from experiments.storage import storage_path
 from tests.experiments.fake_archives import decode, write_image
 from tests.experiments.fake_image_sets import class_folders
 

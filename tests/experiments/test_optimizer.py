@@ -11,8 +11,8 @@ import optax
 import pytest
 import torch
 
-from experiments.config import OptimizerConfig
-from experiments.errors import ConfigError
+from experiments.core.config import OptimizerConfig
+from experiments.core.errors import ConfigError
 from experiments.training.step import build_optimizer, learning_rate
 from tests.tolerances import FLOAT32
 

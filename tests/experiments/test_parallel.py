@@ -11,18 +11,17 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.assembly import plan_run
-from experiments.cli.main import main
-from experiments.compilation import (
+from experiments.benchmark.compilation import (
     CompiledStep,
     compilation_lines,
     compile_step,
     transfers,
 )
-from experiments.errors import ConfigError
-from experiments.presets import PRESETS
-from experiments.runs import train_run
-from experiments.topologies import tpu_devices
+from experiments.benchmark.topologies import tpu_devices
+from experiments.cli.main import main
+from experiments.core.errors import ConfigError
+from experiments.papers.presets import PRESETS
+from experiments.run import plan_run, train_run
 from experiments.training.parallel import data_parallel
 from experiments.training.step import Batch
 from tests.experiments.tiny_runs import TINY, final_state, metrics_without_clock

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.config import DataConfig
-from experiments.contracts import Photographs
+from experiments.core.config import DataConfig
+from experiments.core.protocol import Photographs
 from experiments.data import augment as module
 from experiments.data.augment import random_box, random_resized_crop, resize_and_center_crop
 from experiments.data.pipeline import load_split
 from experiments.datasets.images import SourceImage, encode
-from experiments.presets import PRESETS
+from experiments.papers.presets import PRESETS
 from tests.experiments.fake_archives import decode, whole_images
 
 augment = jax.jit(module.augment, static_argnames="config")

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 import tyro
 
-from experiments import assembly, sweeps
-from experiments.assembly import Plan, build_learner, plan_run
+from experiments import run as assembly
+from experiments.benchmark.compilation import num_classes
 from experiments.cli.main import command_type
-from experiments.compilation import num_classes
-from experiments.config import TrainConfig, option_types, replace_option
-from experiments.contracts import Photographs
+from experiments.core.config import TrainConfig, option_types, replace_option
+from experiments.core.protocol import Photographs
 from experiments.datasets import lookup
-from experiments.presets import (
+from experiments.papers import build_protocol, hyperspherical
+from experiments.papers.presets import (
     MODULES,
     PRESETS,
     few_shot,
@@ -33,8 +33,9 @@ from experiments.presets import (
     negative_margin,
     two_way,
 )
-from experiments.presets.preset import DIFFERS, OURS
-from experiments.protocols import build_protocol, hyperspherical
+from experiments.papers.presets.preset import DIFFERS, OURS
+from experiments.run import Plan, build_learner, plan_run
+from experiments.sweeps import grid as sweeps
 from experiments.training.step import Batch, TrainState, build_step
 from tests.experiments.fake_archives import write_image
 from tests.experiments.published import PUBLISHED

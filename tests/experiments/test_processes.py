@@ -18,10 +18,9 @@ import numpy as np
 import psutil
 import pytest
 
-from experiments.assembly import plan_run
-from experiments.errors import ConfigError
-from experiments.processes import initialize
-from experiments.runs import complete_run, train_run
+from experiments.core.errors import ConfigError
+from experiments.core.processes import initialize
+from experiments.run import complete_run, plan_run, train_run
 from tests.experiments.several_processes import (
     QUICK_PYTHON,
     ROOT,
@@ -157,7 +156,7 @@ def test_other_processes_and_devices_continue_a_run_which_ends_as_that_of_one_pr
 
 STUCK = """\
 import time
-from experiments.processes import watchdog
+from experiments.core.processes import watchdog
 
 def wait_for_data():
     time.sleep(60)
@@ -185,12 +184,12 @@ from dataclasses import replace
 from pathlib import Path
 import jax
 import numpy as np
-from experiments import processes
-from experiments.assembly import plan_run
-from experiments.config import Folders
-from experiments.errors import ConfigError
-from experiments.presets import PRESETS
-from experiments.runs import complete_run
+from experiments.core import processes
+from experiments.run import plan_run
+from experiments.core.config import Folders
+from experiments.core.errors import ConfigError
+from experiments.papers.presets import PRESETS
+from experiments.run import complete_run
 
 def refused(directory, **changes):
     plan = plan_run(replace(PRESETS["icons"].config, **changes))

@@ -14,11 +14,11 @@ import pytest
 
 import experiments
 from experiments.cli.main import main
-from experiments.config import set_options
+from experiments.core.config import set_options
+from experiments.core.errors import ConfigError
 from experiments.data.pipeline import load_labels
 from experiments.datasets import icons
-from experiments.errors import ConfigError
-from experiments.presets import PRESETS
+from experiments.papers.presets import PRESETS
 from experiments.training.checkpoints import CheckpointError
 from experiments.training.run_directory import ConfigMismatchError
 from tests.experiments.several_processes import ROOT

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from experiments.errors import ConfigError, ExperimentError
+from experiments.core.errors import ConfigError, ExperimentError
 from experiments.training import run_directory
 from experiments.training.run_directory import (
     ConfigMismatchError,

@@ -14,20 +14,19 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import assembly
-from experiments.assembly import assemble, plan_run
-from experiments.config import ModelConfig, SamplingConfig
-from experiments.errors import ConfigError
-from experiments.protocols import config_to_dict
-from experiments.protocols.classification import ClassificationData
-from experiments.protocols.few_shot import IntegrationEvaluation
-from experiments.protocols.few_shot_data import FewShotData
-from experiments.protocols.group_softmax import GroupLoss, GroupSoftmaxConfig
-from experiments.protocols.hyperspherical import HypersphericalConfig, HypersphericalLoss
-from experiments.protocols.integration import IntegratedLoss
-from experiments.protocols.negative_margin import NegativeMarginConfig
+from experiments import run as assembly
+from experiments.core.config import ModelConfig, SamplingConfig
+from experiments.core.errors import ConfigError
+from experiments.papers import config_to_dict
+from experiments.papers.classification import ClassificationData
+from experiments.papers.few_shot import IntegrationEvaluation
+from experiments.papers.few_shot_data import FewShotData
+from experiments.papers.group_softmax import GroupLoss, GroupSoftmaxConfig
+from experiments.papers.hyperspherical import HypersphericalConfig, HypersphericalLoss
+from experiments.papers.integration import IntegratedLoss
+from experiments.papers.negative_margin import NegativeMarginConfig
 from experiments.reporting.run import read_episodes, report_text, write_report
-from experiments.runs import evaluate, features_of, load_run, train_run
+from experiments.run import assemble, evaluate, features_of, load_run, plan_run, train_run
 from experiments.training.checkpoints import (
     CheckpointError,
     Checkpoints,

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from experiments.core.errors import ConfigError
 from experiments.data.sampling import (
     batch_size_of,
     draw_batch,
@@ -11,7 +12,6 @@ from experiments.data.sampling import (
     parse_strategy,
     support_orders,
 )
-from experiments.errors import ConfigError
 from experiments.evaluation.few_shot import EpisodeConfig, configured_episodes
 from jaxloss.sampling import Episodes, class_batch, episodes, index_classes, random_batch
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from experiments.core.errors import ConfigError
 from experiments.data.selection import TEST_SHARE, select
-from experiments.errors import ConfigError
 
 COUNTS = np.array([40, 7, 25, 60, 33, 12])
 LABELS = np.repeat(np.arange(6), COUNTS)

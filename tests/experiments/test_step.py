@@ -17,14 +17,14 @@ from flax import nnx
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from experiments.assembly import Plan, build_learner
-from experiments.config import DataConfig, ModelConfig, ParallelMode, TrainConfig
-from experiments.contracts import ImageSet, Loss, Objective
+from experiments.core.config import DataConfig, ModelConfig, ParallelMode, TrainConfig
+from experiments.core.errors import DivergedError
+from experiments.core.protocol import ImageSet, Loss, Objective
 from experiments.data.augment import mix_batch
-from experiments.errors import DivergedError
-from experiments.protocols import build_protocol
-from experiments.protocols.few_shot_data import FewShotData
-from experiments.protocols.integration import IntegratedLoss
+from experiments.papers import build_protocol
+from experiments.papers.few_shot_data import FewShotData
+from experiments.papers.integration import IntegratedLoss
+from experiments.run import Plan, build_learner
 from experiments.training import parallel
 from experiments.training.step import (
     Batch,

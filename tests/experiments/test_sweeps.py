@@ -16,17 +16,17 @@ from unittest.mock import Mock, call
 import jax.numpy as jnp
 import pytest
 
-from experiments import sweeps
-from experiments.assembly import Plan, plan_run, prepare_and_count
 from experiments.cli.main import main
-from experiments.config import TrainConfig
-from experiments.errors import ConfigError
-from experiments.presets import PRESETS
-from experiments.protocols import config_to_dict, few_shot, integration
-from experiments.protocols.group_softmax import GroupSoftmaxConfig
+from experiments.core.config import TrainConfig
+from experiments.core.errors import ConfigError
+from experiments.core.storage import write_json
+from experiments.papers import config_to_dict, few_shot, integration
+from experiments.papers.group_softmax import GroupSoftmaxConfig
+from experiments.papers.presets import PRESETS
 from experiments.reporting.grid import Axis
-from experiments.storage import write_json
-from experiments.sweeps import make_cells, parse_axis, parse_comparison
+from experiments.run import Plan, plan_run, prepare_and_count
+from experiments.sweeps import grid as sweeps
+from experiments.sweeps.grid import make_cells, parse_axis, parse_comparison
 from tests.experiments import test_grid_report as fakes
 from tests.experiments.tiny_runs import TINY_OPTIONS, metrics
 
@@ -288,7 +288,7 @@ def test_every_evaluation_of_a_grid_has_its_own_options(tmp_path, folders, monke
 
 @pytest.mark.long
 def test_runs_are_compared_chosen_and_pooled(tmp_path, swept, capsys, monkeypatch):
-    monkeypatch.setattr("experiments.runs.complete_run", untrained)
+    monkeypatch.setattr("experiments.run.complete_run", untrained)
 
     def table(name, words, status=0):
         directory = tmp_path / name

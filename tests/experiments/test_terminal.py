@@ -12,11 +12,11 @@ import pytest
 
 from experiments.cli.datasets import Datasets
 from experiments.cli.main import main
-from experiments.errors import ConfigError, ExperimentError
-from experiments.processes import initialize
+from experiments.core.errors import ConfigError, ExperimentError
+from experiments.core.processes import initialize
+from experiments.core.terminal import Terminal
 from experiments.reporting.markdown import bullets, heading, plain, table
 from experiments.reporting.run import report_text
-from experiments.terminal import Terminal
 from tests.experiments.several_processes import QUICK_PYTHON, ROOT
 from tests.experiments.test_runs import PROTOCOL, REPORT
 

@@ -12,26 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import transfer
 from experiments.cli.main import main
-from experiments.config import replace_option
-from experiments.contracts import ImageSet, Metric
+from experiments.core.config import replace_option
+from experiments.core.errors import ConfigError
+from experiments.core.protocol import ImageSet, Metric
 from experiments.data.selection import select
 from experiments.datasets import DATASETS
 from experiments.datasets.base import Dataset
 from experiments.datasets.layouts import Layout
 from experiments.datasets.splits import split_of_rows
-from experiments.errors import ConfigError
 from experiments.evaluation.linear import Labelled, evaluate_linear
-from experiments.presets import PRESETS
-from experiments.protocols.classification import ClassificationData
-from experiments.protocols.few_shot import FewShotConfig
-from experiments.protocols.integration import IntegratedLoss
+from experiments.papers.classification import ClassificationData
+from experiments.papers.few_shot import FewShotConfig
+from experiments.papers.integration import IntegratedLoss
+from experiments.papers.presets import PRESETS
 from experiments.reporting.run import code_version
-from experiments.runs import load_run
-from experiments.trained_on import seen_in_training
+from experiments.run import load_run, seen_in_training
+from experiments.sweeps import linear as transfer
+from experiments.sweeps.linear import evaluate_run_linear, linear_report
 from experiments.training.step import build_features
-from experiments.transfer import evaluate_run_linear, linear_report
 from tests.experiments.test_grid_report import squeezed
 from tests.experiments.tiny_runs import TINY
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
-from experiments.assembly import plan_run
-from experiments.contracts import ImageSet, Outputs, Problem
+from experiments.core.errors import ConfigError
+from experiments.core.protocol import ImageSet, Outputs, Problem
 from experiments.data.pipeline import load_split
-from experiments.errors import ConfigError
-from experiments.protocols import classification, two_way
-from experiments.protocols.classification import ClassificationData
-from experiments.protocols.multi_label import MultiLabelLoss
-from experiments.protocols.two_way import TwoWayConfig
+from experiments.papers import classification, two_way
+from experiments.papers.classification import ClassificationData
+from experiments.papers.multi_label import MultiLabelLoss
+from experiments.papers.two_way import TwoWayConfig
+from experiments.run import plan_run
 from tests.jaxloss import references
 from tests.tolerances import FLOAT32
 

@@ -13,12 +13,12 @@ import jax
 import pytest
 from flax import nnx
 
-from experiments import assembly
-from experiments.config import ModelConfig, SamplingConfig
+from experiments import run as assembly
+from experiments.core.config import ModelConfig, SamplingConfig
 from experiments.models.layers import Backbone
-from experiments.protocols import config_from_dict
-from experiments.protocols.few_shot import FewShotConfig, IntegrationEvaluation
-from experiments.runs import load_run
+from experiments.papers import config_from_dict
+from experiments.papers.few_shot import FewShotConfig, IntegrationEvaluation
+from experiments.run import load_run
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.run_directory import read_config
 from experiments.training.step import TrainState

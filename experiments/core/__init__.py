@@ -1,0 +1,1 @@
+"""What all rooms share: what a protocol is, options, processes, storage, errors."""

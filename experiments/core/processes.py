@@ -1,0 +1,262 @@
+"""Several processes that train one run, by `jax.distributed`. All of them see its directory.
+
+JAX notices a process that has ended, and ends the others. Whoever started them, such as a scheduler
+or a loop in a shell, starts them again, and they continue from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from experiments.core.errors import ConfigError, ExperimentError
+
+T = TypeVar("T")
+
+HEARTBEAT_SECONDS = 15
+"""A process that JAX has not heard of for so long counts as dead, and the others end."""
+
+_SETTINGS = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_BIND = "JAX_COORDINATOR_BIND_ADDRESS"
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
+_AGAIN = "Run the same command in all processes to continue from the last checkpoint."
+
+_steps = itertools.count()
+"""Numbers the steps of all runs of this process. All processes count alike: JAX lets them stop at
+the first number that none has reached, and a number that is never called would be missed."""
+
+
+class Interrupted(Exception):
+    """The run was stopped by a signal and has saved its state; the message says how to continue."""
+
+    def __init__(self, message: str, signal_number: int):
+        super().__init__(message)
+        self.signal_number = signal_number
+
+
+def run_together(action: Callable[[], int]) -> int:
+    """Joins the processes of a run, and returns the exit status of `action`.
+
+    Where `action` raises, the error is printed and this process ends at once, and JAX ends the
+    others: at their next exchange of numbers, or when this process's heartbeats are missing.
+    """
+    initialize()
+    try:
+        return action()
+    except ExperimentError as error:
+        _end(2, f"error: {error}")
+    except KeyboardInterrupt:
+        _end(128 + signal.SIGINT, f"stopped. {_AGAIN}")
+    except Exception as error:
+        traceback.print_exception(error)
+        lost = "Gloo" in str(error) or isinstance(error, jax.errors.JaxRuntimeError)
+        reason = "another process of the run has ended. " if lost else ""
+        _end(1, f"error: {reason}{_AGAIN if lost else error}")
+
+
+def _end(status: int, message: str) -> NoReturn:
+    """Ends this process without JAX's shutdown, which would wait for the others."""
+    print(message, file=sys.stderr, flush=True)
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    if is_first():
+        time.sleep(2)  # Its end ends the others: those with an error of their own print it first.
+    os._exit(status)
+
+
+def initialize() -> None:
+    """Joins the processes of a run. Call it before anything uses a device.
+
+    Address, number of processes and rank come from the environment: JAX_COORDINATOR_ADDRESS,
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID, or what JAX finds under Slurm, Open MPI, Kubernetes and on
+    cloud TPUs.
+    """
+    address, count, rank = (os.environ.get(name) for name in _SETTINGS)
+    bind = os.environ.get(_BIND)
+    if address and address.startswith(_LOOPBACK):
+        bind = bind or address  # By default, all networks of the machine could connect.
+    for name, value in (("JAX_COORDINATOR_ADDRESS", address), (_BIND, bind)):
+        if value and not re.search(r":\d+$", value):
+            raise ConfigError(f"{name} {value} has no port; write {value}:8476")
+    if bind and rank == "0":
+        _check_free(bind)
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # JAX waits outside of Python.
+    try:
+        jax.distributed.initialize(
+            address,
+            None if count is None else int(count),
+            None if rank is None else int(rank),
+            coordinator_bind_address=bind,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=HEARTBEAT_SECONDS,
+        )
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"the processes cannot be joined ({error}); --distributed needs "
+            f"{', '.join(_SETTINGS)} in the environment, or a cluster that JAX knows"
+        ) from error
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _check_free(address: str) -> None:
+    """Raises a `ConfigError` if the coordinator cannot listen there, of which JAX would crash."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"the coordinator cannot listen at {address} ({error}); choose another port"
+        ) from error
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes files and prints."""
+    return jax.process_index() == 0
+
+
+def on_first(action: Callable[[], T]) -> T | None:
+    """Runs `action` in the first process, whose result is returned there; the others wait for it.
+
+    Every process must call this.
+    """
+    result = action() if is_first() else None
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("on_first")
+    return result
+
+
+def all_true(value: bool) -> bool:
+    """Whether a value is true in all processes. Every process must call this."""
+    return bool(np.all(multihost_utils.process_allgather(np.array(value))))
+
+
+def agree(what: str, values: Mapping[str, Any]) -> None:
+    """Checks that all processes have the same values, JSON types by name; `what` names them.
+
+    Every process must call this. If one of them has other values, all raise a `ConfigError`.
+    """
+    own = json.dumps(values, sort_keys=True)
+    digests = multihost_utils.process_allgather(np.array(zlib.crc32(own.encode()), np.uint32))
+    if len({*digests.tolist()}) > 1:
+        lines = "\n".join(f"  {name}: {value}" for name, value in sorted(values.items()))
+        raise ConfigError(
+            f"the processes differ in {what}; start the same command in every process. "
+            f"Process {jax.process_index()} has:\n{lines}"
+        )
+
+
+def check_shared(directory: Path) -> None:
+    """Checks that all processes see one directory, and makes it. Every process must call this.
+
+    For one process, it does nothing.
+    """
+    if jax.process_count() == 1:
+        return
+    token = int(multihost_utils.broadcast_one_to_all(np.array(time.time_ns() % 2**31, np.int32)))
+    path = directory / f".shared-{token}"
+
+    def write() -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+
+    on_first(write)
+    seen = path.exists()
+    shared = all_true(seen)
+    on_first(path.unlink)
+    if not shared:
+        raise ConfigError(
+            f"{directory} is not the same directory in all processes"
+            + ("" if seen else f" (process {jax.process_index()} sees another one)")
+            + "; choose one on a disk that all of them see, or gs://BUCKET/PATH"
+        )
+
+
+def gather_rows(rows: np.ndarray) -> np.ndarray:
+    """The rows [n, d] of all processes, n of each, in order. Every process must call this."""
+    return np.asarray(multihost_utils.process_allgather(rows, tiled=True))
+
+
+def from_first(array: np.ndarray) -> np.ndarray:
+    """The array of the first process; all have one of its shape. Every process must call this."""
+    return np.asarray(multihost_utils.broadcast_one_to_all(array))
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[Callable[[], int | None]]:
+    """Catches SIGTERM and Ctrl-C while the context lasts.
+
+    A second Ctrl-C interrupts at once. With several processes, all of them stop after the same
+    step, whichever receives the signal: JAX distributes a SIGTERM, and Ctrl-C becomes one. Yields a
+    function that every process calls once per step: the signal received so far (of several
+    processes always SIGTERM), or None.
+    """
+    received: list[int] = []
+    previous: dict[int, Any] = {}
+    several = jax.process_count() > 1
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, previous[signal.SIGINT])
+            os.write(2, b"\nstopping after this step; press Ctrl-C again to stop at once\n")
+            if several:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def stop_request() -> int | None:
+        if several:
+            stops = multihost_utils.reached_preemption_sync_point(next(_steps))
+            return signal.SIGTERM if stops else None
+        return received[0] if received else None
+
+    if threading.current_thread() is threading.main_thread():
+        # With several processes, a handler of SIGTERM would replace JAX's.
+        for number in (signal.SIGINT,) if several else (signal.SIGTERM, signal.SIGINT):
+            # Shells let background jobs ignore Ctrl-C.
+            if (handler := signal.getsignal(number)) is not signal.SIG_IGN:
+                previous[number] = handler
+                signal.signal(number, stop)
+    try:
+        yield stop_request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def watchdog(minutes: float) -> Iterator[Callable[[], None]]:
+    """Ends a process that is stuck, with status 1 and the stacks of all its threads on stderr.
+
+    `minutes` are the longest time to the first step, or between two steps; 0: no limit. Yields a
+    function to be called after every step.
+    """
+
+    def step_done() -> None:
+        if minutes > 0:
+            faulthandler.dump_traceback_later(60 * minutes, exit=True, file=sys.__stderr__ or 2)
+
+    step_done()
+    try:
+        yield step_done
+    finally:
+        faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,661 @@
+"""One run: planned, trained from its newest checkpoint, restored, evaluated and reported."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from flax.traverse_util import flatten_dict
+from jax.sharding import Mesh
+
+from experiments.core.config import (
+    MOST,
+    Folders,
+    ParallelMode,
+    TrainConfig,
+    check_config,
+    evaluation_sections,
+    option_types,
+    set_options,
+)
+from experiments.core.errors import ConfigError, DivergedError, ExperimentError, nearest_path
+from experiments.core.processes import agree, check_shared, is_first, on_first
+from experiments.core.protocol import ClassCounts, Objective, Outputs, Problem, Protocol
+from experiments.core.storage import check_local, storage_path
+from experiments.data.augment import check_augmentation, describe_augmentation, seen_shape
+from experiments.data.pipeline import RecordImages
+from experiments.data.sampling import batch_size_of, draw_batch, parse_strategy
+from experiments.data.selection import labels_of, part_of
+from experiments.datasets import lookup, pinned, plain_name, share_images
+from experiments.models import build_backbone
+from experiments.papers import build_protocol, config_from_dict, config_to_dict
+from experiments.papers.classification import SPLITS, ClassSplit
+from experiments.papers.few_shot_data import test_split
+from experiments.papers.presets import find_preset
+from experiments.reporting.run import (
+    code_version,
+    describe_run,
+    read_report,
+    report_text,
+    write_report,
+)
+from experiments.training import loop, parallel
+from experiments.training.checkpoints import Checkpoints, checkpoints_folder, run_folder
+from experiments.training.loop import Parts
+from experiments.training.run_directory import (
+    Validation,
+    check_run_directory,
+    claim_run_directory,
+    read_config,
+    read_meta,
+)
+from experiments.training.step import (
+    Batch,
+    TrainState,
+    build_optimizer,
+    build_outputs,
+    build_step,
+    initial_state,
+    learning_rate,
+)
+from experiments.training.weights import load_weights
+from jaxloss.sampling import index_classes
+
+_log = logging.getLogger(__name__)
+
+
+class Plan(NamedTuple):
+    """A run before any data is read."""
+
+    config: TrainConfig
+    protocol: Protocol
+    image_shape: tuple[int, int, int]
+    """Height, width and channels of the images that the model receives."""
+    num_features: int
+
+
+def plan_run(config: TrainConfig, *, num_devices: int | None = None, check: bool = True) -> Plan:
+    """Plans a run for so many devices, by default those of all processes; touches no data.
+
+    Raises a `ConfigError` where options are out of bounds or do not fit each other and the devices.
+    Without `check`, as for a checkpoint, they are not checked.
+    """
+    if check:
+        config = _with_data(config)
+        check_config(config)
+    protocol = build_protocol(config)
+    if check:
+        _check_options(config, protocol, num_devices)
+    seen = seen_shape(lookup(config.data.name).image_shape, config.data)
+    if config.report_last:
+        last = [metric._replace(name=of_last(metric.name)) for metric in protocol.metrics]
+        protocol = protocol._replace(metrics=[*protocol.metrics, *last])
+    num_features = nnx.eval_shape(
+        lambda: build_backbone(config.model, image_shape=seen, axis_name=None, rngs=nnx.Rngs(0))
+    ).num_features
+    if check:
+        protocol.check_options(num_features)
+    return Plan(config, protocol, seen, num_features)
+
+
+def _with_data(config: TrainConfig) -> TrainConfig:
+    """The configuration with what depends on the content of a folder of one's own."""
+    data, spec = config.data, lookup(config.data.name)
+    names = {option: vars(data).get(option) for option in ("name", "novel", "base_test")}
+    changed: dict[str, Any] = {option: pinned(name) for option, name in names.items() if name}
+    measured = {"mean": spec.mean, "std": spec.std}
+    changed |= {option: value for option, value in measured.items() if not vars(data)[option]}
+    return dataclasses.replace(config, data=dataclasses.replace(data, **changed))
+
+
+def _check_options(config: TrainConfig, protocol: Protocol, num_devices: int | None) -> None:
+    """Checks what needs no network. Arguments as in `plan_run`."""
+    data, sampling, model = config.data, config.sampling, config.model
+    if data.mixup and protocol.compares_samples:
+        raise ConfigError(
+            f"data.mixup = {data.mixup} needs a loss of single samples, and {config.loss.name} "
+            "compares samples with each other; set data.mixup = 0"
+        )
+    learning_rate(config.optimizer, config.steps)  # Raises if the schedule does not fit.
+    batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
+    if batch_size > MOST:
+        raise ConfigError(f"sampling.strategy must have at most {MOST} images in a batch")
+    parallel.check_batch_size(batch_size, num_devices or jax.device_count())
+    if not model.weights and config.optimizer.backbone_rate < 1:
+        raise ConfigError(
+            f"optimizer.backbone_rate = {config.optimizer.backbone_rate} is for a pretrained "
+            "backbone: set model.weights, or set optimizer.backbone_rate = 1 to train from scratch"
+        )
+    if model.weights:
+        path = storage_path(model.weights, "model.weights")
+        if not path.exists():
+            hint = nearest_path(path) or "set a file *.safetensors or a folder of a run"
+            raise ConfigError(f"model.weights = {path} does not exist; {hint}")
+        if path.is_file():
+            check_local(path, "model.weights, a file,")
+            if model.dim or model.projection != "linear-norm":
+                raise ConfigError(
+                    f"the file of model.weights has a backbone alone, and model.dim = {model.dim} "
+                    f"with model.projection = {model.projection} adds a layer; set model.dim = 0 "
+                    "and model.projection = linear-norm"
+                )
+    check_augmentation(data, lookup(data.name).image_shape[-1])
+
+
+def of_last(name: str) -> str:
+    """The name of a metric of the last checkpoint, beside that of the best."""
+    return f"{name} (last)"
+
+
+def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
+    """The number of images of every class, for every available split; prepares the data if needed.
+
+    Reads no image of prepared data. Raises a `ConfigError` where the data does not fit the run.
+    """
+    config, protocol = plan.config, plan.protocol
+    parts, batch_size = protocol.parts(folders), config.sampling.batch_size
+    counts_by_split = {split: part.counts() for split, part in parts.items()}
+    training_counts = counts_by_split[protocol.splits[0]]
+    multi_label = lookup(config.data.name).multi_label
+    size = parts[protocol.splits[0]].size if multi_label else int(training_counts.sum())
+    if batch_size > size and parse_strategy(config.sampling.strategy) is None:
+        raise ConfigError(
+            f"sampling.batch_size = {batch_size} must be at most {size}, the number of training "
+            f"images of {config.data.name}; set --sampling.batch-size {size}, or add images"
+        )
+    if not multi_label:  # Else, images are not drawn by class.
+        index = index_classes(labels_of(training_counts))
+        draw_batch(  # Raises if the data cannot give a batch.
+            index, config.sampling.strategy, batch_size, seed=config.seed, step=0
+        )
+        if ways_shots := parse_strategy(config.sampling.strategy):
+            ways, shots = ways_shots
+            large = int((training_counts >= shots).sum())
+            if large < len(training_counts) and is_first():
+                _log.warning(
+                    "batches of %dx%d draw from %d of %d training classes, those with at least %d "
+                    "images",
+                    *(ways, shots, large, len(training_counts), shots),
+                )
+    protocol.check_data(plan.num_features, counts_by_split)
+    return counts_by_split
+
+
+def build_learner(
+    plan: Plan,
+    class_counts: np.ndarray,
+    steps_per_epoch: int,
+    *,
+    axis_name: str | None = None,
+    mesh: Mesh | None = None,
+    abstract: bool = False,
+) -> tuple[nnx.GraphDef, Objective, optax.GradientTransformation, TrainState]:
+    """What a run trains on classes with so many training images, int64 [C], and its first state.
+
+    For `axis_name` and `mesh` see `Problem`. If `abstract`, the state has `jax.ShapeDtypeStruct`s
+    in place of arrays, for a checkpoint to fill; the backbone is initialised all the same.
+    """
+    config = plan.config
+    model = build_backbone(
+        config.model, image_shape=plan.image_shape, axis_name=axis_name, rngs=nnx.Rngs(config.seed)
+    )
+    problem = Problem(
+        num_features=plan.num_features,
+        class_counts=class_counts,
+        axis_name=axis_name,
+        mesh=mesh,
+        num_epochs=config.steps // steps_per_epoch,
+        seed=config.seed,
+    )
+    objective = plan.protocol.objective(problem)
+    optimizer = build_optimizer(config.optimizer, config.steps)
+    graphdef, state = initial_state(
+        model, objective, optimizer, seed=config.seed, abstract=abstract
+    )
+    return graphdef, objective, optimizer, state
+
+
+def assemble(plan: Plan, folders: Folders, *, mode: ParallelMode = "pmap") -> Parts:
+    """Builds what the training loop runs, spread over all devices."""
+    config, protocol, sampling = plan.config, plan.protocol, plan.config.sampling
+    mesh = parallel.device_mesh() if mode == "jit" else None
+    axis_name = parallel.axis_name(mode)
+    if is_first():  # Before the checks of the data, which it may explain.
+        for line in lookup(config.data.name).remarks:
+            _log.warning("data: %s", line)
+    counts_by_split = prepare_and_count(plan, folders)
+    trained_on, held_out, _ = protocol.splits
+    training_counts, images = counts_by_split[trained_on], protocol.load(folders, trained_on)
+    batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
+    steps_per_epoch = len(images.labels) // batch_size
+    graphdef, objective, optimizer, state = build_learner(
+        plan, training_counts, steps_per_epoch, axis_name=axis_name, mesh=mesh
+    )
+    own, names = objective.classifier_state, "\n".join(images.class_names)
+    classes = hashlib.sha256(names.encode()).hexdigest()[:24]
+    origins: list[str] = []
+    if config.model.weights:
+        path = storage_path(config.model.weights)
+        state, origins = load_weights(path, state, own, classes, config.data.name)
+        if line := _test_images_seen(plan):
+            origins += [] if line in origins else [line]
+            if is_first():
+                _log.warning("%s", line)
+    train_step = build_step(
+        graphdef,
+        objective,
+        optimizer,
+        config.data,
+        key=jax.random.fold_in(jax.random.key(config.seed), 2),
+        axis_name=axis_name,
+    )
+    multi_label = images.labels.ndim == 2
+    index = len(images.labels) if multi_label else index_classes(images.labels)
+
+    def read(step: int) -> Batch:
+        drawn = draw_batch(index, sampling.strategy, batch_size, seed=config.seed, step=step)
+        rows = np.split(drawn, jax.process_count())[jax.process_index()]
+        return Batch(images.images[rows], images.labels[rows])
+
+    outputs_of = build_outputs(graphdef, objective, config.data, training_counts)
+    images_held_out = protocol.load(folders, held_out) if held_out in counts_by_split else None
+
+    def validate(state: TrainState) -> Validation:
+        assert images_held_out is not None
+        outputs = outputs_of(state, images_held_out)
+        return Validation(protocol.validate(outputs), protocol.diagnose(outputs))
+
+    return Parts(
+        initial=state,
+        parallel=parallel.data_parallel(mode, train_step, mesh),
+        read=read,
+        ahead=isinstance(images.images, RecordImages),
+        images_per_step=batch_size,
+        steps_per_epoch=steps_per_epoch,
+        after_epoch=objective.after_epoch,
+        validate=validate if images_held_out is not None else None,
+        class_counts=training_counts,
+        classes=classes,
+        classifier=own is not None,
+        origins=origins,
+    )
+
+
+def _test_images_seen(plan: Plan) -> str:
+    """A sentence where the runs behind the weights may have been trained on test images."""
+    data, split = plan.config.data, vars(plan.config.data).get("class_split", "all")
+    tests = plan.protocol.splits == SPLITS
+    if not tests or not (seen := seen_in_training(plan.config, data.name, split)):
+        return ""
+    return f"Weights: trained on {seen}; accuracy on test images may be too high."
+
+
+def train_run(
+    plan: Plan,
+    directory: Path,
+    folders: Folders,
+    *,
+    mode: ParallelMode = "pmap",
+    stuck_after: float = 0,
+) -> float:
+    """Trains a run to its end, from its newest checkpoint; returns the seconds of all calls.
+
+    The plan and the machine determine every bit of the result. With several processes, all of them
+    call this with the same arguments, see the directory, and read their shards of every batch.
+    Arguments and errors are those of `assemble`, `claim_run_directory` and `loop.train`.
+    """
+    config = plan.config
+    parts = assemble(plan, folders, mode=mode)
+    values = config_to_dict(config)
+    fixed = config.fixed_steps()
+    if is_first():
+        print(f"augmentation: {describe_augmentation(config.data)}", flush=True)
+    on_first(lambda: claim_run_directory(directory, values, fixed_steps=fixed))
+    return loop.train(
+        parts,
+        directory,
+        steps=config.steps,
+        validate_every=config.validate_every,
+        log_every=config.log_every,
+        name=plan.protocol.description["label"],
+        meta={
+            "config": values,
+            "class_counts": parts.class_counts.tolist(),
+            "classes": parts.classes,
+            "classifier": parts.classifier,
+            "origins": parts.origins,
+            "steps_per_epoch": parts.steps_per_epoch,
+            "code": code_version(),
+        },
+        stuck_after=stuck_after,
+    )
+
+
+def train(
+    preset: str | TrainConfig,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    directory: str | Path,
+    folders: Folders = Folders(),
+    command: str = "",
+    **how: Any,
+) -> dict[str, Any]:
+    """Trains a preset, evaluates it and writes its report, as the command `train` does.
+
+    Called again with the same arguments, it continues a run that was stopped, and returns the
+    report of a finished one. Raises a `ConfigError` for an unknown or impossible option, a
+    `ConfigMismatchError` where the directory belongs to another run, and `Interrupted` at Ctrl-C,
+    when the state is saved.
+
+    Args:
+      preset: The name of a preset, or a configuration.
+      options: Values that replace those of the preset, by the names of the command line, such as
+        `{"loss.name": "direct:sce+nca", "model.widths": (16, 32, 64, 64), "steps": 500}`.
+      directory: Run directory, which `load_run` reads.
+      folders: Where the data is.
+      command: What the report names as its origin. Default: this call.
+      how: `mode` and `stuck_after`, as `complete_run` takes them.
+
+    Returns:
+      The report, as `evaluate` gives it. If the run diverged, it has no metrics, and states under
+      `diverged` what happened.
+    """
+    if not isinstance(preset, str | TrainConfig) or not isinstance(directory, str | os.PathLike):
+        raise ConfigError("preset must be a name or a TrainConfig, and directory a path")
+    start = find_preset(preset).config if isinstance(preset, str) else preset
+    path = storage_path(str(directory), "directory")
+    call = f"experiments.train({start.preset!r}, {dict(options)}, directory={str(path)!r})"
+    plan = plan_run(set_options(start, options))
+    return complete_run(plan, path, folders, command=command or call, **how)
+
+
+def complete_run(
+    plan: Plan,
+    directory: Path,
+    folders: Folders,
+    *,
+    command: str,
+    mode: ParallelMode = "pmap",
+    stuck_after: float = 0,
+) -> dict[str, Any]:
+    """Trains one run to its end, evaluates it, writes its report, and returns it.
+
+    The report of a finished run is read instead. A run that diverges is finished, too: its report
+    has no metrics, and states under `diverged` what happened. With several processes, all of them
+    call this and see the directory; a `ConfigError` if they differ in options, mode, devices or
+    version.
+    """
+    config, protocol = plan.config, plan.protocol
+    values = config_to_dict(config)
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+    common = {
+        **flatten_dict(values, sep="."),
+        "parallel": mode,
+        "local devices": f"{jax.local_device_count()} {jax.local_devices()[0].device_kind}",
+        **{f"version of {name}": metadata.version(name) for name in packages},
+        **{f"jaxloss {key}": value for key, value in code_version().items()},
+    }
+    agree("options or versions", common)
+    check_shared(directory)
+    # Before any data is loaded; `train_run` checks again, and claims the directory.
+    there = check_run_directory(directory, values, fixed_steps=config.fixed_steps())
+    if there == values:  # Not one of fewer steps.
+        path = directory / "report.json"
+        if path.exists() and (report := read_report(path, partial(report_text, protocol))):
+            return report
+    try:
+        seconds = train_run(plan, directory, folders, mode=mode, stuck_after=stuck_after)
+        report = evaluate(load_run(directory), folders=folders) | {"seconds": seconds}
+        if config.report_last:
+            report = _with_last(report, directory, folders)
+    except DivergedError as error:
+        report = describe_run(config, protocol) | {
+            "split": protocol.splits[-1],
+            "step": error.step,
+            "metrics": [],
+            "validation": None,
+            "diverged": str(error),
+        }
+    report["command"] = command
+    on_first(partial(write_report, directory, protocol, report))
+    # A finished run that is read has none: `read_episodes` has the accuracies of single episodes.
+    report.pop("episodes", None)
+    return report
+
+
+def _with_last(report: dict[str, Any], directory: Path, folders: Folders) -> dict[str, Any]:
+    """The report of the best checkpoint, with the results of the last one under `last`.
+
+    The metrics of the last checkpoint follow those of the best, with names of their own. If the
+    best is the last, it is not evaluated again, and its metrics have both names.
+    """
+    run = load_run(directory, "latest")
+    last = report if run.step == report["step"] else evaluate(run, folders=folders)
+    metrics = [metric | {"name": of_last(metric["name"])} for metric in last["metrics"]]
+    with_last = report | {"metrics": [*report["metrics"], *metrics], "last": dict(last)}
+    if (episodes := with_last["last"].pop("episodes", None)) is not None:
+        with_last["episodes"] = report["episodes"] | {of_last(k): v for k, v in episodes.items()}
+    return with_last
+
+
+@dataclass(frozen=True, eq=False)
+class RestoredRun:
+    """A checkpoint with all that is needed to use it."""
+
+    directory: Path
+    """Run directory."""
+    plan: Plan
+    graphdef: nnx.GraphDef
+    """The backbone without its arrays."""
+    objective: Objective
+    state: TrainState
+    step: int
+    class_counts: np.ndarray
+    """int64 [C], training images of every class."""
+    validation: float | None
+    """What the best checkpoint is chosen by."""
+    notes: list[str]
+    """Sentences for the report, on checkpoints that `load_run` found damaged, on initial weights,
+    and on another version that trained the run."""
+
+    @cached_property
+    def outputs(self) -> Callable[..., Outputs]:
+        """`outputs(split, folders, most)`, as `features_of`; computed once and then kept."""
+        load, data = self.plan.protocol.load, self.plan.config.data
+        outputs_of = build_outputs(self.graphdef, self.objective, data, self.class_counts)
+
+        @cache
+        def outputs(split: str, folders: Folders, most: int | None = None) -> Outputs:
+            images = load(folders, split)
+            found = outputs_of(self.state, part_of(images, most) if most else images)
+            found.features.flags.writeable = False  # Later evaluations use them, too.
+            return found
+
+        return outputs
+
+
+def load_run(folder: str | Path, checkpoint: str | int = "best") -> RestoredRun:
+    """A checkpoint of a run, with the configuration that the checkpoint stores.
+
+    With several processes, all of them call this.
+
+    Args:
+      folder: A run directory, which may be that of an unfinished run, or its folder of checkpoints.
+      checkpoint: `best` by validation (the latest of equal ones, or where there was none),
+        `latest`, or the number of a step. Where the best or the latest is damaged, the next one is
+        taken, and a note says so.
+    """
+    path, which = storage_path(str(folder)), str(checkpoint)
+    if not (which.isascii() and which.isdecimal() and len(which) < 16) and which not in (
+        "best",
+        "latest",
+    ):
+        shown = repr(which[:40])
+        raise ConfigError(f"checkpoint must be best, latest or the number of a step, got {shown}")
+    with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
+
+        def read(step: int) -> RestoredRun:
+            meta = read_meta(checkpoints, step)
+            plan = plan_run(config_from_dict(meta["config"]), check=False)
+            class_counts = np.array(meta["class_counts"], np.int64)
+            graphdef, objective, _, shapes = build_learner(
+                plan, class_counts, meta["steps_per_epoch"], abstract=True
+            )
+            state = checkpoints.restore(shapes, step).state
+            code, notes = meta["code"], list(meta.get("origins", ()))
+            if code != code_version():
+                notes += [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
+            value = checkpoints.validation(step)
+            parts = graphdef, objective, state, step, class_counts, value, notes
+            return RestoredRun(run_folder(path), plan, *parts)
+
+        if which.isdecimal():
+            return read(int(which))
+        run, damaged = checkpoints.read_intact(read, best=which == "best")
+    used = f"the checkpoint of step {run.step} is used instead."
+    return replace(run, notes=[*(f"{error}; {used}" for error in damaged), *run.notes])
+
+
+def config_of_run(path: Path) -> TrainConfig:
+    """The configuration in the newest intact checkpoint of a run; errors as in `load_run`."""
+    with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
+        meta, _ = checkpoints.read_intact(lambda step: read_meta(checkpoints, step))
+    return config_from_dict(meta["config"])
+
+
+def features_of(
+    run: RestoredRun,
+    split: str | None = None,
+    *,
+    folders: Folders = Folders(),
+    most: int | None = None,
+) -> Outputs:
+    """What a run computes for the images of a split, as NumPy arrays.
+
+    Images are cropped and normalised as in training, and not augmented. With several processes, all
+    of them call this. Raises a `DivergedError` where a feature is not finite.
+
+    Args:
+      split: One of the run's protocol, such as `base`, `validation` and `novel`, or `train`,
+        `validation` and `test`. Default: the one for evaluation.
+      folders: Where the data is.
+      most: Of more images, a random part, always the same. Default: all images.
+    """
+    if most is not None and (type(most) is not int or most < 1):
+        raise ConfigError(f"most must be a whole number from 1, or None for all images, got {most}")
+    return run.outputs(split_of(run.plan, split), folders, most)
+
+
+def evaluate(
+    run: RestoredRun,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    split: str | None = None,
+    folders: Folders = Folders(),
+) -> dict[str, Any]:
+    """Evaluates a run by its protocol, as the command `evaluate` does; writes nothing.
+
+    Features are computed once for each split, and kept with the run.
+
+    Args:
+      options: Values of evaluation options that replace those of the run, such as
+        `{"evaluation.ways": 10}`.
+      split: Default: the one for evaluation.
+      folders: Where the data is.
+
+    Returns:
+      The report as JSON types: that of `describe_run`, and `num_features`, `split`, `step`,
+      `validation`, `notes` and the results of the protocol, `metrics` among them.
+    """
+    plan = run.plan
+    config = with_evaluation(plan.config, options)
+    # The run's own protocol loads the images and names the validation.
+    protocol, split = build_protocol(config), split_of(plan, split)
+    results = protocol.evaluate(split, lambda name: run.outputs(name, folders))
+    validation = plan.protocol.validation_metric.measured(run.validation)
+    return {
+        **describe_run(config, protocol),
+        "num_features": plan.num_features,
+        "split": split,
+        "step": run.step,
+        "validation": None if run.validation is None else validation,
+        **results,
+        "notes": [*data_notes(run.plan.config.data.name), *run.notes, *results.get("notes", ())],
+    }
+
+
+def data_notes(name: str) -> list[str]:
+    """What is odd in a data set, as notes of a report."""
+    return [f"Data: {line}." for line in lookup(name).remarks]
+
+
+def split_of(plan: Plan, split: str | None) -> str:
+    """A split of a protocol, by default the one for evaluation; raises a `ConfigError`."""
+    splits = plan.protocol.splits
+    split = split or splits[-1]
+    if split not in splits:
+        raise ConfigError(
+            f"protocol {plan.config.protocol} has no split {split!r}; it has {', '.join(splits)}"
+        )
+    return split
+
+
+def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+    """A configuration with other values of evaluation options; a `ConfigError` for any other."""
+    sections = evaluation_sections(config)
+    known = [
+        f"{name}.{option}" for name, section in sections.items() for option in option_types(section)
+    ]
+    if unknown := sorted({name.replace("-", "_") for name in overrides} - {*known}):
+        raise ConfigError(
+            f"the evaluation of protocol {config.protocol} has no {', '.join(unknown)}; "
+            f"it has {', '.join(known) or 'no options'}"
+        )
+    config = set_options(config, overrides)
+    check_config(config)
+    return config
+
+
+def seen_in_training(
+    config: TrainConfig, data: str, split: ClassSplit = "all", most_runs: int = 100
+) -> str:
+    """What the backbone was trained on if test images may be among it, as a phrase; else empty.
+
+    Protocols that hold images out leave out the same ones as the test split of a classification of
+    `data`, whatever the image size; protocols that hold classes out train on all images of the
+    others. Two sets that share images count as seen. So do the images of the run whose weights this
+    one started from, as far as that run still exists; what a file of weights has seen is unknown.
+    At most `most_runs` such runs are followed: edited ones may name each other.
+    """
+    trained_on = config.data.name
+    if plain_name(trained_on) == plain_name(data):
+        all_are_base = vars(config.data).get("novel") or split in ("all", "base")
+        # Where classes are chosen, test images are not for training.
+        of_classes = "base" in build_protocol(config).splits and not test_split(trained_on)
+        if all_are_base and of_classes:
+            return f"base classes of {trained_on}, which include test images"
+    elif share_images(trained_on, data):
+        return f"{trained_on}, which shares images with {data}"
+    if not config.model.weights or not most_runs:
+        return ""
+    try:
+        if not (path := storage_path(config.model.weights)).is_dir():
+            return ""
+        started_from = run_folder(path)
+        before = config_from_dict(read_config(started_from))
+    except ExperimentError:
+        return ""
+    return seen_in_training(before, data, split, most_runs - 1)

@@ -1,0 +1,1 @@
+"""Many runs: a grid of options, and linear evaluation."""

@@ -1,0 +1,320 @@
+"""Many runs, or many evaluations of one run: values of options against each other.
+
+Every run and every evaluation is a directory that is kept.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.core.config import (
+    Folders,
+    TrainConfig,
+    check_option,
+    option_types,
+    parse_option,
+    set_options,
+)
+from experiments.core.errors import ConfigError, unknown
+from experiments.core.processes import agree, on_first
+from experiments.core.storage import component
+from experiments.papers import build_protocol, config_to_dict
+from experiments.reporting.grid import ALL, VALIDATION, Axis, Comparison, Place, Run
+from experiments.reporting.grid_report import write_grid
+from experiments.reporting.run import read_episodes, read_report, report_text, write_report
+from experiments.run import (
+    Plan,
+    evaluate,
+    load_run,
+    plan_run,
+    prepare_and_count,
+    split_of,
+    with_evaluation,
+)
+from experiments.training.run_directory import check_run_directory
+
+_SUBSETS = (
+    "Subsets overlap and share their test images: means and intervals over data.subset_seed "
+    "describe repetition over such subsets, not over new data."
+)
+_ALL_AT_0 = ("data.classes", "data.samples_per_class")
+"""Options whose value 0 means all."""
+_MOST_RUNS = 10_000
+
+
+def parse_axis(text: str, config: TrainConfig) -> Axis:
+    """Parses `OPTION=VALUE,VALUE,...`, or `OPTION/OPTION=VALUE/VALUE,VALUE/VALUE,...`.
+
+    Options are those of `config`. The numbers of an option that takes several are joined by `+`.
+    The axis is named after its first option if that distinguishes the positions.
+    """
+    names, _, values = text.partition("=")
+    types = option_types(config)
+    if not values:
+        raise ConfigError(f"{text!r} must be OPTION=VALUE,VALUE,..., as loss.name=softmax,loose")
+    options = [check_option(name, types) for name in names.split("/")]
+    if "seed" in options:
+        raise ConfigError("seed is not an axis: use --seeds")
+    settings = []
+    for position in values.split(","):
+        parts = position.split("/", len(options) - 1)
+        if len(parts) < len(options):
+            count = f"{len(parts)} values for {len(options)} options"
+            raise ConfigError(f"{text!r}: {position!r} has {count}")
+        at = {o: parse_option(types[o], o, part) for o, part in zip(options, parts, strict=True)}
+        if at in settings:
+            raise ConfigError(f"{text!r}: the value {position!r} is repeated")
+        settings.append(at)
+    if len({at[options[0]] for at in settings}) == len(settings):
+        options = options[:1]
+    labels = (
+        "/".join(ALL if o in _ALL_AT_0 and at[o] == 0 else option_text(at[o]) for o in options)
+        for at in settings
+    )
+    return Axis("/".join(options), tuple(labels), tuple(settings))
+
+
+def option_text(value: Any, separator: str = "+") -> str:
+    """The value of an option as it is typed, by default on an axis."""
+    return separator.join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def setting_names(settings: Mapping[str, Any]) -> list[str]:
+    """Options with their values, for names of files."""
+    return [f"{option}={option_text(value)}" for option, value in settings.items()]
+
+
+def parse_comparison(
+    axes: Sequence[Axis],
+    config: TrainConfig,
+    *,
+    baseline: str = "",
+    pairs_over: str = "",
+    choose: str = "",
+) -> Comparison:
+    """How the runs on some axes are compared: `OPTION=VALUE` of an axis, and names of others.
+
+    An axis has the names of its options, too.
+    """
+    named = {name: axis.name for axis in axes for name in (axis.name, *axis.settings[0])}
+    typed = (name.replace("-", "_") for name in (pairs_over, choose))
+    pairs_over, choose = (named.get(name, name) for name in typed)
+    left = [axis for axis in axes if axis.name not in (pairs_over, choose)]
+    if not left or len(axes) - len(left) != bool(pairs_over) + bool(choose):
+        raise ConfigError(
+            "--pairs-over and --choose must name different axes, and leave one for the table; got "
+            f"{', '.join(filter(None, (pairs_over, choose)))}, and the axes are "
+            f"{', '.join(axis.name for axis in axes)}"
+        )
+    wanted = parse_axis(baseline, config).settings if baseline else ()
+    found = [
+        (axis.name, label)
+        for axis in left
+        for label, settings in zip(axis.labels, axis.settings, strict=True)
+        if len(axis.labels) > 1 and any(at.items() <= settings.items() for at in wanted)
+    ]
+    if baseline and not len(found) == len(wanted) == 1:
+        labels = (f"{axis.name} has {', '.join(axis.labels)}" for axis in axes)
+        raise ConfigError(
+            f"--baseline {baseline} must be one label of an axis of several that is not in "
+            f"--pairs-over or --choose; {len(found)} labels have this value; {'; '.join(labels)}"
+        )
+    return Comparison(found[0] if found else None, pairs_over, choose)
+
+
+class Cell(NamedTuple):
+    """One run of a grid."""
+
+    place: Place
+    settings: dict[str, Any]
+    """Values of options, such as `loss.name`."""
+    config: TrainConfig
+    directory: Path
+
+
+def make_cells(
+    config: TrainConfig, axes: Sequence[Axis], seeds: Iterable[int], root: Path
+) -> list[Cell]:
+    """All runs of a grid, seed by seed, in ROOT/OPTION=VALUE/.../seed-SEED."""
+    options = [option for axis in axes for option in axis.settings[0]]
+    if len({*options}) < len(options):
+        raise ConfigError(f"two axes have the same option: {', '.join(options)}")
+    seeds = dict.fromkeys(seeds)
+    if (number := math.prod([len(seeds), *(len(axis.labels) for axis in axes)])) > _MOST_RUNS:
+        raise ConfigError(f"a grid has at most {_MOST_RUNS:,} runs, got {number:,}")
+    cells = []
+    positions = (zip(axis.labels, axis.settings, strict=True) for axis in axes)
+    for seed, *at in itertools.product(seeds, *positions):
+        place, parts = zip(*at, strict=True)
+        settings = {option: value for part in parts for option, value in part.items()}
+        folders = [component(",".join(setting_names(part))) for part in parts]
+        directory = root.joinpath(*folders, f"seed-{seed}")
+        of_cell = set_options(config, {**settings, "seed": seed})
+        cells.append(Cell(place, settings, of_cell, directory))
+    folders_of = collections.Counter(cell.directory for cell in cells)
+    for directory, number in folders_of.items():
+        if number > 1:
+            raise ConfigError(
+                f"{number} values have the same directory, {directory}; sweep them one by one, "
+                "each with a --directory of its own"
+            )
+    return cells
+
+
+def _announced(cells: Sequence[Cell], axes: Sequence[Axis]) -> Iterator[Cell]:
+    """The runs; prints each as it begins: `[1/8] loss.name = softmax, seed 0`."""
+    for number, cell in enumerate(cells, start=1):
+        at = [f"{a.name} = {label}, " for a, label in zip(axes, cell.place, strict=True)]
+        print(f"[{number}/{len(cells)}] {''.join(at)}seed {cell.config.seed}", flush=True)
+        yield cell
+
+
+def run_grid(
+    config: TrainConfig,
+    axes: Sequence[Axis],
+    seeds: Sequence[int],
+    root: Path,
+    folders: Folders,
+    complete: Callable[[Plan, Path], dict[str, Any]],
+    *,
+    comparison: Comparison,
+    title: str = "",
+    metrics: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    **report: Any,
+) -> tuple[list[Path], list[str]]:
+    """Trains and evaluates the missing runs of a grid, and writes its table and figure.
+
+    Everything that makes a run impossible, or leaves a metric or a choice without runs, is an error
+    before any training. `complete` trains and evaluates a run in its directory unless it is
+    finished, and returns its report. The title is by default the protocol, the data set and, if
+    there is one, the loss.
+
+    Returns:
+      The files of the report, the table first; and a line for every run that diverged.
+    """
+    cells = make_cells(config, axes, seeds, root)
+    plans = [plan_run(cell.config) for cell in cells]
+    pair_metrics = plans[0].protocol.pair_metrics if comparison.baseline else None
+    available = [metric for plan in plans for metric in plan.protocol.metrics]
+    available += pair_metrics.metrics if pair_metrics else ()
+    _check_metrics(metrics, [*(metric.name for metric in available), VALIDATION])
+    agree("runs", {str(number): str(cell.settings) for number, cell in enumerate(cells, start=1)})
+    for cell, plan in zip(cells, plans, strict=True):
+        fixed = cell.config.fixed_steps()
+        check_run_directory(cell.directory, config_to_dict(plan.config), fixed_steps=fixed)
+    for plan in plans:
+        held_out = plan.protocol.splits[1]
+        if held_out not in prepare_and_count(plan, folders) and comparison.choose:
+            raise ConfigError(
+                f"--choose needs the split {held_out}, which {config.data.name} lacks with these "
+                "options; hold images out, for example with --data.holdout 0.2"
+            )
+    losses = {plan.protocol.description["label"] for plan in plans}
+    if len(losses) > 1:
+        losses = {plan.config.loss.name for plan in plans}
+    loss = losses if len(losses) == 1 else ()  # The axes name several.
+    title = title or ", ".join([f"{config.protocol} on {config.data.name}", *loss])
+    reports, diverged = [], []
+    for cell, plan in zip(_announced(cells, axes), plans, strict=True):
+        found = complete(plan, cell.directory)
+        reports.append(found)
+        if "diverged" in found:
+            diverged.append(f"{cell.directory}: {found['diverged']}")
+            print(found["diverged"], flush=True)
+    paired = (axis.settings[0] for axis in axes if axis.name == comparison.pairs_over)
+    if any("data.subset_seed" in options for options in paired):
+        notes = [_SUBSETS, *notes]
+    report |= {"title": title, "metrics": metrics, "notes": notes, "pair_metrics": pair_metrics}
+
+    def write() -> list[Path]:
+        runs = [
+            Run(cell.place, found, read_episodes(cell.directory))
+            for cell, found in zip(cells, reports, strict=True)
+        ]
+        return write_grid(root, axes, runs, comparison=comparison, **report)
+
+    return on_first(write) or [], diverged
+
+
+def evaluate_over(
+    path: Path,
+    folders: Folders,
+    over: Sequence[str],
+    *,
+    split: str | None = None,
+    checkpoint: str = "best",
+    overrides: dict[str, Any],
+    metrics: Sequence[str] = (),
+    baseline: str = "",
+    command: str,
+) -> list[Path]:
+    """Evaluates a checkpoint at all combinations of values; writes their table and figure.
+
+    Evaluations are kept in RUN/evaluations/SPLIT-stepSTEP/OPTION=VALUE/...; those that are there
+    are read, not repeated. Those with the same episodes are compared episode by episode. Values of
+    `overrides` are those that all evaluations share and the run does not have. Metrics are by
+    default those of the reports, in their order.
+    """
+    run = load_run(path, checkpoint)
+    config, split = run.plan.config, split_of(run.plan, split)
+    axes = [parse_axis(text, config) for text in over]
+    comparison = parse_comparison(axes, config, baseline=baseline)
+    shared = with_evaluation(config, overrides)
+    check_not_set(shared, config, {o: "its values in --over" for a in axes for o in a.settings[0]})
+    name = component(",".join([f"{split}-step{run.step}", *setting_names(overrides)]))
+    root = run.directory / "evaluations" / name
+    cells = make_cells(shared, axes, [config.seed], root)
+    for cell in cells:
+        with_evaluation(config, overrides | cell.settings)
+    runs = []
+    for cell in _announced(cells, axes):
+        stored = cell.directory / "report.json"
+        protocol = build_protocol(cell.config)
+        text = partial(report_text, protocol)
+        report = read_report(stored, text) if stored.exists() else None
+        if report is None:
+            report = evaluate(run, overrides | cell.settings, split=split, folders=folders)
+            report["command"] = command
+            cell.directory.mkdir(parents=True, exist_ok=True)
+            write_report(cell.directory, protocol, report)
+            report.pop("episodes", None)
+        runs.append(Run(cell.place, report, read_episodes(cell.directory)))
+    # Values such as the number of shots have metrics of their own.
+    available = dict.fromkeys(metric["name"] for run in runs for metric in run.report["metrics"])
+    _check_metrics(metrics, available)
+    return write_grid(
+        root,
+        axes,
+        runs,
+        title=f"{runs[0].report['label']} on {config.data.name}, {split} split",
+        command=command,
+        metrics=metrics or list(available),
+        comparison=comparison,
+    )
+
+
+def check_not_set(config: TrainConfig, preset: TrainConfig, options: Mapping[str, str]) -> None:
+    """Raises a `ConfigError` if an option that the grid sets does not have the preset's value.
+
+    `options` has for each how to set it instead.
+    """
+    for option, instead in options.items():
+        value_of = attrgetter(option)
+        if value_of(config) != value_of(preset):
+            name = option.replace("_", "-")
+            raise ConfigError(f"the grid sets --{name} in every run; use {instead} instead")
+
+
+def _check_metrics(names: Sequence[str], available: Iterable[str]) -> None:
+    known = dict.fromkeys(available)
+    for name in names:
+        if name not in known:
+            raise unknown("metric", name, known)
