@@ -12,23 +12,14 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 if TYPE_CHECKING:
-    from experiments.core.config import Folders as Folders
-    from experiments.run import evaluate as evaluate
-    from experiments.run import features_of as features_of
-    from experiments.run import load_run as load_run
-    from experiments.run import train as train
+    from experiments.core.config import Folders
+    from experiments.run import evaluate, features_of, load_run, train
 
-_ROOMS = {"Folders": "core.config"} | dict.fromkeys(
-    ("evaluate", "features_of", "load_run", "train"), "run"
-)
+__all__ = ["Folders", "evaluate", "features_of", "load_run", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is public when it is first used: commands that need no JAX start without it."""
-    if name not in _ROOMS:
+    """Imports what is public when it is first used: `--help` need not wait for Orbax and TFDS."""
+    if name not in __all__:
         raise AttributeError(f"module 'experiments' has no attribute {name!r}")
-    return getattr(import_module(f"experiments.{_ROOMS[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_ROOMS])
+    return getattr(import_module("experiments.run"), name)

@@ -1,1 +1,1 @@
-"""The command line: one file a command, which parses its options, calls the code, and prints."""
+"""The command line: its commands, and the way from arguments to an exit status."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import tyro
 from annotated_types import Ge, Gt, Le, Lt
 
-from experiments.core.errors import ConfigError, nearest, unknown
+from experiments.core.errors import ConfigError, unknown
 from experiments.core.storage import check_local, storage_path
 from experiments.core.terminal import one_line
 
@@ -216,9 +216,6 @@ class Folders:
         check_local(self.manual_dir, "--manual-dir")
 
 
-_LONGEST = 4096
-"""Characters of a text, and numbers of a tuple."""
-
 _BOUNDS = {
     Ge: (operator.ge, "at least"),
     Gt: (operator.gt, "above"),
@@ -230,9 +227,8 @@ _BOUNDS = {
 def check_config(config: Any, section: str = "") -> None:
     """Raises a `ConfigError` for an empty tuple, and for a number out of bounds or not finite.
 
-    Texts and tuples have a bound for their length, too. Those of numbers are in the type of a
-    field; its metadata says whether the values of a tuple must be `distinct`. The message names it,
-    after the prefix `section`.
+    Bounds are in the type of a field; its metadata says whether the values of a tuple must be
+    `distinct`. The message names the field, after the prefix `section`.
     """
     hints = typing.get_type_hints(type(config), include_extras=True)
     for option in dataclasses.fields(config):
@@ -240,8 +236,6 @@ def check_config(config: Any, section: str = "") -> None:
         if dataclasses.is_dataclass(value):
             check_config(value, f"{name}.")
             continue
-        if isinstance(value, str | tuple) and len(value) > _LONGEST:
-            raise ConfigError(f"{name} is too long: {len(value)} values or characters")
         hint, numbers = hints[option.name], (value,)
         if isinstance(value, tuple):
             if not value and option.default != ():
@@ -249,17 +243,14 @@ def check_config(config: Any, section: str = "") -> None:
             if option.metadata.get("distinct") and len({*value}) < len(value):
                 raise ConfigError(f"{name} must be different values, got {value}")
             hint, numbers = typing.get_args(hint)[0], value
-        bounds = [
-            (*_BOUNDS[type(bound)], *dataclasses.astuple(bound))
-            for bound in getattr(hint, "__metadata__", ())
-            if type(bound) in _BOUNDS
-        ]
         for number in numbers:
-            finite = not isinstance(number, float) or math.isfinite(number)
-            if not (finite and all(within(number, limit) for within, _, limit in bounds)):
-                allowed = " and ".join(f"{words} {limit}" for _, words, limit in bounds)
-                needed = allowed if finite else "finite"
-                raise ConfigError(f"{name} must be {needed}, got {_short(number)}")
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ConfigError(f"{name} must be finite, got {number}")
+            for bound in getattr(hint, "__metadata__", ()):
+                within, words = _BOUNDS.get(type(bound), (None, ""))
+                if within and not within(number, *dataclasses.astuple(bound)):
+                    (limit,) = dataclasses.astuple(bound)
+                    raise ConfigError(f"{name} must be {words} {limit}, got {_short(number)}")
 
 
 def _short(value: Any, most: int = 60) -> str:
@@ -275,12 +266,12 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """A line for every name whose values differ, as in `seed: 0 -> 1`."""
-    shown = [{name: _short(repr(run[name]), 200) for name in run} for run in (first, second)]
-    absent = "(absent)"
+    absent = "absent"
+    pairs = {name: (first.get(name, absent), second.get(name, absent)) for name in first | second}
     return [
-        f"{one_line(name[:200])}: {shown[0].get(name, absent)} -> {shown[1].get(name, absent)}"
-        for name in {**first, **second}
-        if name not in first or name not in second or first[name] != second[name]
+        f"{one_line(name[:200])}: {_short(repr(one), 200)} -> {_short(repr(other), 200)}"
+        for name, (one, other) in pairs.items()
+        if one != other
     ]
 
 
@@ -294,28 +285,26 @@ def from_dict(kind: type[Config], values: Any, section: str = "") -> Config:
     after the prefix `section`. Bounds are those of `check_config`, which is not called.
     """
     default, hints = vars(kind()), typing.get_type_hints(kind)
-    if not isinstance(values, dict):
-        raise ConfigError(f"{section[:-1] or 'a configuration'} must have options by name")
+    values = values if isinstance(values, dict) else {}
     if default.keys() != values.keys():
         raise ConfigError(
-            f"not a configuration of this version ({kind.__name__}): unknown keys "
+            f"{section[:-1] or 'configuration'} of another version ({kind.__name__}): unknown keys "
             f"{_short(sorted(values.keys() - default.keys()))}, missing keys "
             f"{sorted(default.keys() - values.keys())}; train the run again, or use the version "
             "that trained it"
         )
-
-    def typed(name: str, value: Any) -> Any:
-        option = section + name
+    found = {}
+    for name, value in values.items():
+        option, several = section + name, isinstance(default[name], tuple)
         if dataclasses.is_dataclass(default[name]):
-            return from_dict(type(default[name]), value, f"{option}.")
-        several = isinstance(default[name], tuple)
+            found[name] = from_dict(type(default[name]), value, f"{option}.")
+            continue
         given = tuple(value) if several and isinstance(value, list) else value
         # Such as 20.0, True or "20" for 20.
         if isinstance(given, tuple) != several or parse_option(hints[name], option, given) != given:
             raise ConfigError(f"{option}: {_short(repr(value))} is of another type")
-        return given
-
-    return kind(**{name: typed(name, value) for name, value in values.items()})
+        found[name] = given
+    return kind(**found)
 
 
 def option_types(config: Any) -> dict[str, Any]:
@@ -379,9 +368,7 @@ def parse_option(expected: Any, option: str, value: Any) -> Any:
     if expected is bool:
         text, choices = text.capitalize(), {"True": True, "False": False}
     if choices and text not in choices:
-        words = [f"{_short(text)!r} must be one of {', '.join(choices)}"]
-        words += [nearest(text[:100], choices)]
-        raise ConfigError(f"{option}: {'; '.join(filter(None, words))}")
+        raise ConfigError(f"{option}: {unknown('value', _short(text), choices)}")
     try:
         return choices[text] if choices else expected(text)
     except ValueError:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
-from types import MappingProxyType
-
-STANDARD_OUTPUT = "standard output"
 
 
 class ExperimentError(Exception):
@@ -29,26 +26,14 @@ class DivergedError(ExperimentError):
         self.step = step
 
 
-def unknown(
-    what: str,
-    name: str,
-    known: Iterable[str],
-    others: str = "",
-    prefix: str = "",
-    removed: Mapping[str, str] = MappingProxyType({}),
-) -> ConfigError:
+def unknown(what: str, name: str, known: Iterable[str], others: str = "") -> ConfigError:
     """The error for a name that does not exist, with the nearest ones that do.
 
-    Without a near one, it has `others`, how to list them; by default, it lists all `known`. The
-    message has `prefix` before every name. For a name of an earlier version, `removed` says what to
-    do in place of it.
+    Without a near one, it has `others`, how to list them; by default, it lists all `known`.
     """
-    if name in removed:
-        return ConfigError(f"this version has no {what} {prefix}{name}; {removed[name]}")
     known = list(known)
-    all_known = ", ".join(prefix + other for other in known)
-    hint = nearest(name, known, prefix) or others or f"available: {all_known}"
-    return ConfigError(f"no {what} {prefix}{name}; {hint}")
+    hint = nearest(name, known) or others or f"available: {', '.join(known)}"
+    return ConfigError(f"no {what} {name}; {hint}")
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
@@ -62,14 +47,24 @@ def nearest_path(path: Path, pattern: str = "*") -> str:
     return nearest(path.name, [p.name for p in path.parent.glob(pattern)], f"{path.parent}/")
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that caused it."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+def reason_of(error: BaseException) -> str:
+    """The message, in a line, of an error that the user can fix; empty for any other error."""
+    if isinstance(error, ExperimentError):
+        return str(error)
+    if reason := full_disk(error):
+        return f"cannot write {_unwritten(error)}: {reason}"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if reason := unreachable(error):
+        return f"cannot reach Google Cloud Storage: {reason}"
+    # XLA has these words, in a JaxRuntimeError.
+    if isinstance(error, MemoryError) or re.search("RESOURCE_EXHAUSTED|Out of memory", str(error)):
+        hint = "choose a smaller batch, network or image size"
+        return f"there is not enough memory; {hint}: {_in_a_line(error)}"
+    return ""
 
 
-def full_disk(error: BaseException | None) -> str:
+def full_disk(error: BaseException) -> str:
     """The operating system's words for a full disk or quota, where that caused an error; else "".
 
     TensorStore and array_record raise a ValueError and a RuntimeError with these words. TFDS, which
@@ -88,16 +83,26 @@ def unreachable(error: BaseException) -> str:
     """The words of gcsfs, or of the libraries below it, where the network caused an error."""
     for cause in _chain(error):
         if type(cause).__module__.startswith(("gcsfs", "aiohttp", "google.auth", "requests")):
-            return " ".join(str(cause).split())[:300] or type(cause).__name__
+            return _in_a_line(cause) or type(cause).__name__
     return ""
 
 
-def unwritten(error: BaseException) -> str:
-    """What could not be written, by an error of `full_disk`: the path that it names, if any."""
+def _unwritten(error: BaseException) -> str:
+    """The path in an error of `full_disk`; `storage.writing` adds it where there is none."""
     for cause in _chain(error):
-        named = getattr(cause, "filename", None) or re.search(
-            r"(?<![\w.])/[^\s\"':;,]+", str(cause)
-        )
-        if named:
-            return named if isinstance(named, str) else named[0]
-    return STANDARD_OUTPUT  # All files have a name, in their errors or by `storage.writing`.
+        if name := getattr(cause, "filename", None):
+            return name
+        if path := re.search(r"(?<![\w.])/[^\s\"':;,]+", str(cause)):
+            return path[0]
+    return "standard output"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that caused it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _in_a_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

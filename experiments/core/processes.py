@@ -11,9 +11,7 @@ import faulthandler
 import itertools
 import json
 import os
-import re
 import signal
-import socket
 import sys
 import threading
 import time
@@ -22,22 +20,19 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from experiments.core.errors import ConfigError, ExperimentError
+from experiments.core.errors import ConfigError, reason_of
 
 T = TypeVar("T")
 
-HEARTBEAT_SECONDS = 15
+_HEARTBEAT_SECONDS = 15
 """A process that JAX has not heard of for so long counts as dead, and the others end."""
 
-_SETTINGS = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-_BIND = "JAX_COORDINATOR_BIND_ADDRESS"
-_LOOPBACK = ("127.", "localhost:", "[::1]:")
 _AGAIN = "Run the same command in all processes to continue from the last checkpoint."
 
 _steps = itertools.count()
@@ -62,25 +57,21 @@ def run_together(action: Callable[[], int]) -> int:
     initialize()
     try:
         return action()
-    except ExperimentError as error:
-        _end(2, f"error: {error}")
     except KeyboardInterrupt:
-        _end(128 + signal.SIGINT, f"stopped. {_AGAIN}")
+        status, message = 128 + signal.SIGINT, f"stopped. {_AGAIN}"
     except Exception as error:
-        traceback.print_exception(error)
-        lost = "Gloo" in str(error) or isinstance(error, jax.errors.JaxRuntimeError)
-        reason = "another process of the run has ended. " if lost else ""
-        _end(1, f"error: {reason}{_AGAIN if lost else error}")
-
-
-def _end(status: int, message: str) -> NoReturn:
-    """Ends this process without JAX's shutdown, which would wait for the others."""
+        status, message = 2, f"error: {reason_of(error)}"
+        if not reason_of(error):
+            traceback.print_exception(error)
+            lost = "Gloo" in str(error) or isinstance(error, jax.errors.JaxRuntimeError)
+            reason = f"another process of the run has ended. {_AGAIN}" if lost else error
+            status, message = 1, f"error: {reason}"
     print(message, file=sys.stderr, flush=True)
     if sys.stdout is not None:
         sys.stdout.flush()
     if is_first():
         time.sleep(2)  # Its end ends the others: those with an error of their own print it first.
-    os._exit(status)
+    os._exit(status)  # JAX's shutdown would wait for the others.
 
 
 def initialize() -> None:
@@ -90,44 +81,27 @@ def initialize() -> None:
     JAX_NUM_PROCESSES and JAX_PROCESS_ID, or what JAX finds under Slurm, Open MPI, Kubernetes and on
     cloud TPUs.
     """
-    address, count, rank = (os.environ.get(name) for name in _SETTINGS)
-    bind = os.environ.get(_BIND)
-    if address and address.startswith(_LOOPBACK):
-        bind = bind or address  # By default, all networks of the machine could connect.
-    for name, value in (("JAX_COORDINATOR_ADDRESS", address), (_BIND, bind)):
-        if value and not re.search(r":\d+$", value):
-            raise ConfigError(f"{name} {value} has no port; write {value}:8476")
-    if bind and rank == "0":
-        _check_free(bind)
+    count, rank = (os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS", "")
+    # By default, all networks of the machine could connect.
+    bind = address if address.startswith(("127.", "localhost:", "[::1]:")) else None
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # JAX waits outside of Python.
     try:
         jax.distributed.initialize(
-            address,
-            None if count is None else int(count),
-            None if rank is None else int(rank),
+            num_processes=None if count is None else int(count),
+            process_id=None if rank is None else int(rank),
             coordinator_bind_address=bind,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=HEARTBEAT_SECONDS,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=_HEARTBEAT_SECONDS,
         )
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, IndexError) as error:  # The last for a missing port.
         raise ConfigError(
-            f"the processes cannot be joined ({error}); --distributed needs "
-            f"{', '.join(_SETTINGS)} in the environment, or a cluster that JAX knows"
+            f"the processes cannot be joined ({error}); --distributed needs a cluster that JAX "
+            "knows, or JAX_COORDINATOR_ADDRESS (HOST:PORT, a free port), JAX_NUM_PROCESSES and "
+            "JAX_PROCESS_ID in the environment"
         ) from error
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-def _check_free(address: str) -> None:
-    """Raises a `ConfigError` if the coordinator cannot listen there, of which JAX would crash."""
-    host, _, port = address.rpartition(":")
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    try:
-        socket.create_server((host.strip("[]"), int(port)), family=family).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"the coordinator cannot listen at {address} ({error}); choose another port"
-        ) from error
 
 
 def is_first() -> bool:
@@ -156,39 +130,29 @@ def agree(what: str, values: Mapping[str, Any]) -> None:
 
     Every process must call this. If one of them has other values, all raise a `ConfigError`.
     """
-    own = json.dumps(values, sort_keys=True)
-    digests = multihost_utils.process_allgather(np.array(zlib.crc32(own.encode()), np.uint32))
-    if len({*digests.tolist()}) > 1:
+    digest = np.uint32(zlib.crc32(json.dumps(values, sort_keys=True).encode()))
+    try:
+        multihost_utils.assert_equal(digest)
+    except AssertionError:
         lines = "\n".join(f"  {name}: {value}" for name, value in sorted(values.items()))
         raise ConfigError(
             f"the processes differ in {what}; start the same command in every process. "
             f"Process {jax.process_index()} has:\n{lines}"
-        )
+        ) from None
 
 
 def check_shared(directory: Path) -> None:
-    """Checks that all processes see one directory, and makes it. Every process must call this.
-
-    For one process, it does nothing.
-    """
+    """Checks that all processes see one directory, and makes it. Every process must call this."""
     if jax.process_count() == 1:
         return
-    token = int(multihost_utils.broadcast_one_to_all(np.array(time.time_ns() % 2**31, np.int32)))
-    path = directory / f".shared-{token}"
-
-    def write() -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
-
-    on_first(write)
-    seen = path.exists()
-    shared = all_true(seen)
-    on_first(path.unlink)
+    mark = directory / f".shared-{from_first(np.int32(time.time_ns() % 2**31))}"
+    on_first(lambda: (directory.mkdir(parents=True, exist_ok=True), mark.write_text("")))
+    shared = all_true(mark.exists())
+    on_first(mark.unlink)
     if not shared:
         raise ConfigError(
-            f"{directory} is not the same directory in all processes"
-            + ("" if seen else f" (process {jax.process_index()} sees another one)")
-            + "; choose one on a disk that all of them see, or gs://BUCKET/PATH"
+            f"{directory} is not the same directory in all processes; choose one on a disk that "
+            "all of them see, or gs://BUCKET/PATH"
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import itertools
 import json
 import logging
 import os
@@ -22,11 +21,6 @@ from experiments.core.errors import ConfigError, ExperimentError, full_disk
 _LONGEST = 200
 """Bytes of a part of a path; file systems have room for 255."""
 
-_DEEPEST = 50
-"""Levels of lists and objects in JSON that is read."""
-_LARGEST = 2**26
-"""Bytes of JSON that is read."""
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -34,65 +28,29 @@ if TYPE_CHECKING:
 def storage_path(text: str, argument: str = "") -> Path:
     """The path of a local file or folder, or `gs://BUCKET/PATH` on Google Cloud Storage.
 
-    The latter is an `epath.Path`, with the methods of a `pathlib.Path`: do not convert it to one.
-    `~` is the home directory. A local path with `~` or `..` becomes absolute, without links: it
-    means the same before and after folders of it are made. Raises a `ConfigError`, which names the
-    `argument` that has the text.
+    The latter is an `epath.Path`, with the methods of a `pathlib.Path`, which would make gs:/ of
+    gs://; that is read, too. `~` is the home directory. Raises a `ConfigError` for other URLs,
+    which names the `argument` that has the text.
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        shown = f"{argument} {os.fsencode(text).decode('utf-8', 'backslashreplace')}".lstrip()
-        raise ConfigError(
-            f"{shown} is not UTF-8, which Orbax and TFDS need; choose another path"
-        ) from None
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", text)
-    name = f"{argument} {text}".lstrip()
-    if match is None:
-        if text.startswith("gs:/"):  # What `pathlib.Path` makes of a URL.
-            raise ConfigError(f"{name} lacks a slash; write gs://{text[3:].lstrip('/')}")
-        return _local_path(text, argument)
-    scheme, rest = match.groups()
-    if scheme != "gs":
-        raise ConfigError(
-            f"{name}: {scheme}:// is not supported, as Orbax cannot write checkpoints there; use "
-            "gs://BUCKET/PATH (Google Cloud Storage) or a local folder"
-        )
-    if not re.fullmatch("[a-z0-9][a-z0-9_.-]+[a-z0-9]", rest.partition("/")[0]):
-        raise ConfigError(
-            f"{name} does not start with the name of a bucket, of three characters or more; "
-            "write gs://BUCKET/PATH"
-        )
+    url = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]*):/+(.*)", text)
+    if url is None:
+        path = Path(text).expanduser()
+        # Else, it would mean another folder once those before `..` are made.
+        return path.resolve() if ".." in path.parts else path
+    if url[1] != "gs":
+        needed = "must be gs://BUCKET/PATH or a local folder"
+        raise ConfigError(f"{argument} {needed}, got {text}".lstrip())
     try:
         import fsspec.config
         import gcsfs  # noqa: F401
         from etils import epath
     except ImportError as error:
-        raise ConfigError(
-            f'{name} needs the extra gcs ({error}): pip install -e ".[gcs]"'
-        ) from error
+        raise ConfigError(f'{text} needs pip install -e ".[gcs]" ({error})') from error
     # It logs the traceback of an error that it raises.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     # The listings that gcsfs keeps would miss files that other processes write.
     fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
-    return cast(Path, epath.Path(text))
-
-
-def _local_path(text: str, argument: str) -> Path:
-    """The path of a local file or folder; arguments and errors as in `storage_path`."""
-    if not text or "\0" in text:
-        raise ConfigError(f"{argument or 'a path'} is empty or has a NUL character; choose a path")
-    path, name = Path(text), f"{argument} {text[:100]}{'…' * (len(text) > 100)}".lstrip()
-    try:
-        if text.startswith("~") or ".." in path.parts:
-            path = path.expanduser().resolve()
-        path.exists()
-    except (OSError, RuntimeError) as error:  # No such home, too long, or links in a circle.
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{name} cannot be used: {reason}") from None
-    if path.is_symlink() and not path.exists():
-        raise ConfigError(f"{name} is a link to what does not exist; remove it, or name the target")
-    return path
+    return cast(Path, epath.Path(f"gs://{url[2]}"))
 
 
 def component(text: str) -> str:
@@ -151,26 +109,15 @@ def regular(path: Path) -> Path:
     return path
 
 
-def load_json(path: Path, *, most: int = _LARGEST, object_hook: Any = None) -> Any:
+def load_json(path: Path, **options: Any) -> Any:
     """The value in a JSON file; an `OSError`, or a `ValueError` where it is none.
 
-    The file has at most so many bytes, and nothing in it is nested deeply: what reads it may call
-    itself. `object_hook` is that of `json.loads`.
+    `options` are those of `json.loads`.
     """
-    with regular(path).open("rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise ValueError(f"it has more than {most:,} bytes")
-    with contextlib.suppress(RecursionError):
-        level = [value := json.loads(content, object_hook=object_hook)]
-        for _ in range(_DEEPEST):
-            level = [part for part in level if isinstance(part, list | dict)]
-            inside = (part.values() if isinstance(part, dict) else part for part in level)
-            if not (level := [*itertools.chain.from_iterable(inside)]):
-                if re.search(rb"\\u[dD][89a-fA-F]", content):  # Half a character has no UTF-8.
-                    json.dumps(value, ensure_ascii=False).encode()
-                return value
-    raise ValueError("lists or objects are nested too deeply")
+    try:
+        return json.loads(regular(path).read_bytes(), **options)
+    except RecursionError:
+        raise ValueError("lists or objects are nested too deeply") from None
 
 
 def check_json(value: Any, kind: Any, name: str = "it") -> None:
@@ -188,17 +135,15 @@ def check_json(value: Any, kind: Any, name: str = "it") -> None:
         if own in (int, float):
             fits &= abs(value) <= sys.float_info.max
     if not fits:
-        words = {list: "a list", dict: "an object"}
-        wanted = words.get(type(kind)) or (kind.__name__ if isinstance(kind, type) else kind)
-        raise ValueError(f"{name} is {str(value)[:40]!r}, and not {wanted}")
+        raise ValueError(f"{name} is {str(value)[:40]!r}, and not of {str(kind)[:40]}")
     if isinstance(kind, list):
         for number, element in enumerate(value):
             check_json(element, kind[0], f"{name}[{number}]")
     elif isinstance(kind, dict):
         for key, of_key in kind.items():
-            if key.rstrip("?") in value:
-                check_json(value[key.rstrip("?")], of_key, f"{name}.{key.rstrip('?')}")
-            elif not key.endswith("?"):
+            if (key := key.rstrip("?")) in value:
+                check_json(value[key], of_key, f"{name}.{key}")
+            elif f"{key}?" not in kind:
                 raise ValueError(f"{name} has no {key}")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterable
 from typing import Any
 
 # Control characters, of which ESC begins a sequence that the terminal obeys, line separators, and
@@ -29,23 +29,18 @@ def has_controls(text: str) -> bool:
     return re.search("[\0-\x1f\x7f-\x9f\u2028\u2029]", text) is not None
 
 
-class Terminal:
+class Terminal(io.TextIOBase):
     """A text stream that writes `printable` text, with escapes for what its encoding lacks."""
 
     def __init__(self, stream: Any):
         self._stream = stream
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+        stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:
         """Writes text; a carriage return at its beginning, as of a progress bar, stays one."""
         start = "\r" * text.startswith("\r")
         return self._stream.write(start + printable(text[len(start) :]))
 
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Writes lines of text."""
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+    def flush(self) -> None:
+        """Writes what is buffered."""
+        self._stream.flush()

@@ -195,7 +195,7 @@ def read_json(
 ) -> dict[str, Any]:
     """The object in a JSON file, which has the entries `names`; arguments as in `load_json`."""
     try:
-        content = load_json(path, most=most, object_hook=object_hook)
+        content = load_json(path, object_hook=object_hook)
     except OSError as error:
         raise DamagedArchiveError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -15,11 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tyro
 
 from experiments import run as assembly
 from experiments.benchmark.compilation import num_classes
-from experiments.cli.main import command_type
+from experiments.cli.main import parse
 from experiments.core.config import TrainConfig, option_types, replace_option
 from experiments.core.protocol import Photographs
 from experiments.datasets import lookup
@@ -71,7 +70,7 @@ COMMANDS = [(module, command) for module in MODULES for command in stated_comman
 
 def test_all_kinds_of_commands_are_found():
     found = {(module, command.split()[0]) for module, command in COMMANDS}
-    assert {(few_shot, "compare"), (few_shot, "sweep"), (group_softmax, "train")} <= found
+    assert {(few_shot, "sweep"), (group_softmax, "train")} <= found
     assert {(multi_label, "sweep"), (two_way, "linear"), (negative_margin, "evaluate")} <= found
 
 
@@ -90,22 +89,21 @@ def test_a_stated_command_can_start(module, command, tmp_path, monkeypatch):
     if "folder:PATH" in words:
         own = own_folder(tmp_path, words[1])
         words = [word.replace("folder:PATH", f"folder:{own}") for word in words]
-    evaluated: Any = [*module.PRESETS.values()][-1].config if words[0] == "evaluate" else None
-    parsed: Any = tyro.cli(command_type(evaluated), args=words)
+    evaluated, parsed = [*module.PRESETS.values()][-1].config, parse(words)
     if words[0] == "train":
         plan_run(parsed.config)
     if words[0] == "evaluate" and parsed.over:
         plan_ends(evaluated, [sweeps.parse_axis(text, evaluated) for text in parsed.over])
-    if words[0] in ("sweep", "compare"):
+    if words[0] == "sweep":
 
         def run_grid(config, over, seeds, directory, *rest, **options):
             plan_ends(config, over)
             if "--directory" not in words:
-                assert directory == Path("runs", f"{words[0]}-{config.preset}")
+                assert directory == Path("runs", f"sweep-{config.preset}")
             return [], []
 
         monkeypatch.setattr(sweeps, "run_grid", run_grid)
-        assert parsed.run(words) == 0
+        assert parsed.run(command) == 0
 
 
 def plan_ends(config, over):

@@ -38,16 +38,8 @@ PRESETS: dict[str, Preset] = {
 """Every preset by its name, protocol by protocol."""
 
 
-REMOVED = {
-    "icons-names": "train two towers with the library, as in docs/recipes/two_towers.md",
-    "icons-instances": "spread a million classes over devices with the library, as in "
-    "docs/recipes/million_classes.md",
-}
-"""Presets of earlier versions, and what to do in place of them."""
-
-
 def find_preset(name: str) -> Preset:
     """The preset of a name; a `ConfigError` if there is none."""
     if name not in PRESETS:
-        raise unknown("preset", name, PRESETS, removed=REMOVED)
+        raise unknown("preset", name, PRESETS)
     return PRESETS[name]

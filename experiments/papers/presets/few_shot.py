@@ -1,6 +1,7 @@
 """Protocol A: few-shot transfer with integrated losses.
 
-    python -m experiments compare PRESET --sampling random 64x8 32x16 16x32 8x64 4x128
+    python -m experiments sweep PRESET --over loss.name=sce,nca,sce+nca,direct:sce+nca
+        sampling.strategy=random,64x8,32x16,16x32,8x64,4x128
 
 Source: Kobayashi, BMVC 2024, and its supplement: data, batch size and samplings from Table A (and
 Da), results in Tables B to D. Backbone, ways and queries are from the paper's main text, which is
@@ -113,8 +114,8 @@ PRESETS = {
     "cifar-fs": _photographs("CIFAR-FS (64 / 16 / 20", "cifar_fs", 38400, 100, 200, pad=4),
     # Table D. It has 908 classes and 640 features, which leave a direct sum no subspace. No classes
     # are left for validation, so the last checkpoint is evaluated. Its table:
-    #     python -m experiments compare inat2017 --sampling random 256x2 128x4 64x8
-    #         --losses sce nca proto sce+nca sce+proto spectral:sce+nca spectral:sce+proto
+    #     python -m experiments sweep inat2017 --over sampling.strategy=random,256x2,128x4,64x8
+    #         loss.name=sce,nca,proto,sce+nca,sce+proto,spectral:sce+nca,spectral:sce+proto
     # The powers of Table 6, in 128-way 4-shot batches for NCA and random ones for Proto:
     #     python -m experiments sweep inat2017 --over loss.power=0.1,0.2,0.3,0.4,0.5
     #         loss.name/sampling.strategy=spectral:sce+nca/128x4,spectral:sce+proto/random
