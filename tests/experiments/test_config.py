@@ -1,4 +1,4 @@
-"""Options: the bounds of their numbers, their way through JSON, labels of losses."""
+"""Options: the bounds of their numbers, and their way through JSON."""
 
 import json
 import math
@@ -7,7 +7,7 @@ import pytest
 
 from experiments.core.config import check_config, replace_option
 from experiments.core.errors import ConfigError
-from experiments.papers import PROTOCOLS, build_protocol, config_from_dict, config_to_dict
+from experiments.papers import config_from_dict, config_to_dict
 from experiments.papers.group_softmax import GroupSoftmaxConfig
 from experiments.papers.presets import PRESETS
 
@@ -17,20 +17,13 @@ CONFIG = GroupSoftmaxConfig()
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("sampling.batch_size", 0, "must be at least 1 and at most 1000000, got 0"),
-        ("seed", 2**32, f"must be at least 0 and below {2**32}, got {2**32}"),
-        ("data.imbalance", 0.0, "must be above 0 and at most 1, got 0.0"),
-        ("data.imbalance", 1.5, "must be above 0 and at most 1, got 1.5"),
-        ("model.dropout", 1.0, "must be at least 0 and below 1, got 1.0"),
-        ("data.std", (0.5, 0.0), "must be above 0 and at most 1000000, got 0.0"),
+        ("sampling.batch_size", 0, "must be at least 1, got 0"),
+        ("seed", 2**32, f"must be below {2**32}, got {2**32}"),
+        ("data.imbalance", 0.0, "must be above 0, got 0.0"),
+        ("data.std", (0.5, 0.0), "must be above 0, got 0.0"),
         ("model.widths", (), "needs at least one value"),
-        ("data.pad", 10**9, "must be at least 0 and at most 10000, got 1000000000"),
-        (
-            "steps",
-            10**399,
-            f"must be at least 1 and at most 1000000000, got 1{'0' * 29}… (400 characters)",
-        ),
-        ("data.name", "x" * 5000, "is too long: 5000 values or characters"),
+        ("data.pad", 10**9, "must be at most 10000, got 1000000000"),
+        ("steps", 10**399, f"must be at most 1000000000, got 1{'0' * 29}… (400 characters)"),
         # Bounded or not, numbers are finite.
         ("data.mean", (0.0, math.nan), "must be finite, got nan"),
         ("optimizer.learning_rate", math.inf, "must be finite, got inf"),
@@ -64,7 +57,6 @@ RUN = config_to_dict(CONFIG)
         # A run of one protocol is none of another.
         ({"protocol": "few-shot"}, r"FewShotConfig\): unknown keys \[\], missing keys \['evaluati"),
         # Also within a section.
-        ({"data": RUN["data"] | {"novel": ""}}, r"ClassificationData\): unknown keys \['novel'\]"),
         ({"loss": {"names": "tight"}}, r"GroupLoss\): unknown keys \['names'\], missing keys \['g"),
     ],
 )
@@ -98,32 +90,3 @@ def test_values_of_a_file_have_the_types_of_their_options(option, value):
 def test_whole_numbers_of_a_file_are_floats_too():
     values = RUN | {"optimizer": RUN["optimizer"] | {"learning_rate": 1}}
     assert config_from_dict(values).optimizer.learning_rate == 1
-
-
-@pytest.mark.parametrize(
-    ("protocol", "options", "label"),
-    [
-        ("group-softmax", {"grouping": "contiguous"}, "Loose, G = 4, contiguous"),
-        ("group-softmax", {"name": "softmax", "grouping": "contiguous"}, "Softmax"),
-        ("group-softmax", {"name": "tight", "grouping": "random"}, "Tight, G = 4, random"),
-        (
-            "hyperspherical",
-            {"name": "static", "criterion": "dot-regression"},
-            "Static assignment, dot regression",
-        ),
-        ("hyperspherical", {"name": "fixed-ce", "logits": "cosine"}, "Fixed W + CE, cosine logits"),
-        ("hyperspherical", {"name": "cosine-softmax"}, "Cosine softmax, no scale"),
-        ("multi-label", {"positive_temperature": 2.0, "clip": 0.1}, "Two-way, T_P = 2"),
-        (
-            "multi-label",
-            {"name": "class-wise", "class_wise_over": "device"},
-            "Class-wise, by device",
-        ),
-        ("multi-label", {"name": "bce", "class_wise_over": "device", "margin": 1}, "BCE"),
-    ],
-)
-def test_labels_tell_what_is_minimised(protocol, options, label):
-    config = PROTOCOLS[protocol].config()
-    for option, value in options.items():
-        config = replace_option(config, f"loss.{option}", value)
-    assert build_protocol(config).description["label"] == label

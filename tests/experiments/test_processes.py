@@ -18,8 +18,6 @@ import numpy as np
 import psutil
 import pytest
 
-from experiments.core.errors import ConfigError
-from experiments.core.processes import initialize
 from experiments.run import complete_run, plan_run, train_run
 from tests.experiments.several_processes import (
     QUICK_PYTHON,
@@ -154,18 +152,16 @@ def test_other_processes_and_devices_continue_a_run_which_ends_as_that_of_one_pr
     assert values == pytest.approx(of_one, rel=0, abs=1 / 1500)
 
 
-STUCK = """\
+STUCK = """
 import time
 from experiments.core.processes import watchdog
-
-def wait_for_data():
-    time.sleep(60)
 
 with watchdog(0.5 / 60) as step_done:
     for _ in range(10):
         step_done()
         time.sleep(0.1)
-    wait_for_data()
+    print("no more steps", flush=True)
+    time.sleep(60)
 """
 
 
@@ -173,9 +169,8 @@ with watchdog(0.5 / 60) as step_done:
 def test_a_run_without_steps_prints_its_stacks_and_ends():
     command = [sys.executable, "-c", STUCK]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
-    assert done.returncode == 1
+    assert (done.returncode, done.stdout) == (1, "no more steps\n")
     assert "Timeout (0:00:00.500000)!" in done.stderr
-    assert "in wait_for_data" in done.stderr
 
 
 TOGETHER = """\
@@ -234,8 +229,7 @@ def test_what_processes_agree_on_and_an_error_in_one_ends_all(tmp_path, folders,
     for output, seed in zip(outputs, (0, 3), strict=True):
         assert "the processes differ in options or versions; start the same" in output
         assert f"  seed: {seed}\n" in output
-    assert "is not the same directory in all processes" in outputs[0]
-    assert "(process 1 sees another one)" in outputs[1]
+    assert all("is not the same directory in all processes" in output for output in outputs)
     assert not (tmp_path / "other").exists()
     assert not list(tmp_path.glob("run/*"))
     stops = [re.findall(r"stopped by (\d+) at (\d+)", output) for output in outputs]
@@ -245,11 +239,3 @@ def test_what_processes_agree_on_and_an_error_in_one_ends_all(tmp_path, folders,
     assert "error: a mistake of the user" in outputs[0]
     assert "Traceback" not in outputs[0]
     assert processes[1].returncode not in (0, 2, None)
-
-
-@pytest.mark.parametrize("name", ["JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"])
-def test_an_address_without_a_port_is_refused(monkeypatch, name):
-    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "machine0:8476")
-    monkeypatch.setenv(name, "machine0")
-    with pytest.raises(ConfigError, match=f"{name} machine0 has no port; write machine0:8476"):
-        initialize()

@@ -100,8 +100,6 @@ def test_of_a_large_split_a_part_suffices(trained, folders):
     assert experiments.load_run(trained[0], run.step).step == run.step
     whole = experiments.features_of(run, "validation", folders=folders)
     assert whole.class_names == load_labels("icons", "validation", **vars(folders))[1]
-    with pytest.raises(ConfigError, match=r"most must be a whole number from 1, .*, got -5"):
-        experiments.features_of(run, "validation", folders=folders, most=-5)
     part = experiments.features_of(run, "validation", folders=folders, most=60)
     assert len(part.features) == len(part.labels) == 60
     assert (np.diff(part.labels) >= 0).all()
@@ -157,40 +155,33 @@ def test_options_are_those_of_the_command_line():
         "model.widths": np.array([4, 5, 6]),
         "evaluation.shots": 3,
         "evaluation.validation-episodes": "40",
-        "data.crop_scale": (),
         "data.std": "0.25+1e-1",
         "data.flip": False,
         "optimizer.learning_rate": np.float32(0.5),
-        "steps": np.int64(7),
         "data.name": "folder:a+b",
     }
     found: Any = set_options(start, given)
     assert (found.model.widths, found.evaluation.shots) == ((4, 5, 6), (3,))
-    assert (found.data.crop_scale, found.data.std) == ((), (0.25, 0.1))
-    assert (found.evaluation.validation_episodes, found.steps) == (40, 7)
-    assert (found.data.flip, found.optimizer.learning_rate) == (False, 0.5)
-    assert all(type(width) is int for width in (*found.model.widths, found.steps))
-    assert found.data.name == "folder:a+b"
+    assert (found.data.std, found.data.flip, found.data.name) == ((0.25, 0.1), False, "folder:a+b")
+    assert (found.evaluation.validation_episodes, found.optimizer.learning_rate) == (40, 0.5)
+    assert all(type(width) is int for width in found.model.widths)
     assert found.loss == start.loss
-    assert set_options(start, {}) == start
 
 
 @pytest.mark.parametrize(
     ("preset", "options", "message"),
     [
         ("icon", {}, "no preset icon; did you mean icons"),
-        ("zzz", {}, "no preset zzz; available: icons, "),
         ("icons", {"step": 5}, "no option step; did you mean steps"),
         ("icons", {"loss": "sce"}, "no option loss; "),
         ("icons", {"preset": "icons-sphere"}, "no option preset; "),
         ("icons", {"loss.name": "direct:sce+ncaa"}, r"did you mean direct:sce\+nca "),
         ("icons", {"steps": 2.5}, "steps: '2.5' must be of type int"),
-        ("icons", {"steps": None}, "steps: 'None' must be of type int"),
         ("icons", {"steps": True}, "steps: 'True' must be of type int"),
-        ("icons", {"data.flip": 1}, "data.flip: '1' must be one of True, False"),
-        ("icons", {"steps": 0}, "steps must be at least 1 and .*, got 0"),
+        ("icons", {"data.flip": 1}, "data.flip: no value 1; available: True, False"),
         ("icons", {"model.widths": ()}, "model.widths needs at least one value"),
         ("icons", {"data.name": "icon"}, "icon"),
+        (5, {}, "preset must be a name"),
     ],
 )
 def test_what_cannot_be_trained_is_an_error_before_anything_is_written(
@@ -206,20 +197,21 @@ def test_errors_on_runs(trained, folders, tmp_path):
     run = experiments.load_run(directory)
     with pytest.raises(ConfigError, match="no split 'test'; it has base, validation, novel"):
         experiments.features_of(run, "test", folders=folders)
-    with pytest.raises(ConfigError, match="few-shot has no loss"):
-        experiments.evaluate(run, {"loss.name": "nca"}, folders=folders)
-    with pytest.raises(ConfigError, match="'two' must be of type int"):
-        experiments.evaluate(run, {"evaluation.ways": "two"}, folders=folders)
-    with pytest.raises(ConfigError, match=r"shots must be different values, got \(1, 1\)"):
-        experiments.evaluate(run, {"evaluation.shots": (1, 1)}, folders=folders)
-    with pytest.raises(ConfigError, match="validation_episodes must be at least"):
-        experiments.evaluate(run, {"evaluation.validation-episodes": 0}, folders=folders)
+    with pytest.raises(ConfigError, match=r"most must be a whole number from 1, .*, got -5"):
+        experiments.features_of(run, folders=folders, most=-5)
+    for options, message in (
+        ({"loss.name": "nca"}, "few-shot has no loss"),
+        ({"evaluation.ways": "two"}, "'two' must be of type int"),
+        ({"evaluation.shots": (1, 1)}, r"shots must be different values, got \(1, 1\)"),
+        ({"evaluation.validation-episodes": 0}, "validation_episodes must be at least"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            experiments.evaluate(run, options, folders=folders)
     with pytest.raises(ConfigMismatchError, match="another configuration"):
         experiments.train("icons-sphere", directory=directory, folders=folders)
-    with pytest.raises(CheckpointError, match="nowhere"):
-        experiments.load_run(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match="is no run: it holds nothing; name a directory"):
-        experiments.load_run(tmp_path)
+    for folder in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(CheckpointError, match=str(folder)):
+            experiments.load_run(folder)
     with pytest.raises(ConfigError, match="best, latest or the number of a step, got 'first'"):
         experiments.load_run(directory, "first")
 
@@ -261,26 +253,11 @@ def test_the_example_of_the_documents_runs(folders, tmp_path, monkeypatch, capsy
     assert (tmp_path / "runs/icons/report.md").exists()
 
 
-def test_folders_may_be_text():
-    text: Any = {"data_dir": "data", "manual_dir": "archives"}
-    assert experiments.Folders(**text) == experiments.Folders(Path("data"), Path("archives"))
-    with pytest.raises(ConfigError, match="--manual-dir must be a local path"):
-        experiments.Folders(**text | {"manual_dir": "gs://bucket/archives"})
-
-
 def test_importing_the_experiments_imports_nothing_else():
-    code = "import sys, experiments; print(*sys.modules); print(*dir(experiments))"
+    code = "import sys, experiments; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    modules, names = map(str.split, done.stdout.splitlines())
-    assert [name for name in modules if name.startswith("experiments")] == ["experiments"]
-    assert not {"jax", "numpy", "tensorflow_datasets"} & {*modules}
-    public = {"Folders", "evaluate", "features_of", "load_run", "train"}
-    assert public <= {*names}
+    assert [name for name in done.stdout.split() if "experiments" in name] == ["experiments"]
+    assert not {"jax", "numpy", "tensorflow_datasets"} & {*done.stdout.split()}
+    assert all(callable(getattr(experiments, name)) for name in experiments.__all__)
     with pytest.raises(AttributeError, match="no attribute 'trains'"):
         _ = experiments.trains  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def test_arguments_of_another_type_are_refused(tmp_path):
-    for preset, directory in ((None, tmp_path), ("icons", None), (5, tmp_path)):
-        with pytest.raises(ConfigError, match=r"preset must be a name .*, and directory a path"):
-            experiments.train(preset, directory=directory)  # pyright: ignore
