@@ -266,8 +266,8 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """A line for every name whose values differ, as in `seed: 0 -> 1`."""
-    absent = "absent"
-    pairs = {name: (first.get(name, absent), second.get(name, absent)) for name in first | second}
+    names = {**first, **second}
+    pairs = {name: (first.get(name, "absent"), second.get(name, "absent")) for name in names}
     return [
         f"{one_line(name[:200])}: {_short(repr(one), 200)} -> {_short(repr(other), 200)}"
         for name, (one, other) in pairs.items()

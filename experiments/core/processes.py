@@ -145,7 +145,7 @@ def check_shared(directory: Path) -> None:
     """Checks that all processes see one directory, and makes it. Every process must call this."""
     if jax.process_count() == 1:
         return
-    mark = directory / f".shared-{from_first(np.int32(time.time_ns() % 2**31))}"
+    mark = directory / f".shared-{from_first(np.array(time.time_ns() % 2**31, np.int32))}"
     on_first(lambda: (directory.mkdir(parents=True, exist_ok=True), mark.write_text("")))
     shared = all_true(mark.exists())
     on_first(mark.unlink)

@@ -18,7 +18,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DEVICES = "--xla_force_host_platform_device_count"
-QUICK_PYTHON = (sys.executable, str(Path(__file__).with_name("quick_process.py")))
 
 
 def _free_port() -> int:
@@ -33,7 +32,7 @@ def start(
     cache: Path,
     *,
     devices: int = 2,
-    program: Sequence[str] = QUICK_PYTHON,
+    program: Sequence[str] = (sys.executable,),
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes of one run, each with so many devices; none of them outlives the context."""
     variables = {
@@ -45,7 +44,10 @@ def start(
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{_free_port()}",
         "JAX_NUM_PROCESSES": str(len(commands)),
+        "PYTHONPATH": f"{cache}:{ROOT}",
     }
+    # tensorboardX imports PyTorch where it is installed, which takes seconds.
+    (cache / "torch.py").write_text("raise ImportError('left out')")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # A job in the background: inherited.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     processes = [

@@ -20,7 +20,6 @@ import pytest
 
 from experiments.run import complete_run, plan_run, train_run
 from tests.experiments.several_processes import (
-    QUICK_PYTHON,
     ROOT,
     finish,
     logged,
@@ -75,7 +74,7 @@ def test_the_recipe_survives_faults_and_ends_as_if_undisturbed(
         export SLURM_LOCALID=$JAX_PROCESS_ID
         unset JAX_COORDINATOR_ADDRESS JAX_NUM_PROCESSES JAX_PROCESS_ID
         python() {{
-          {shlex.join(QUICK_PYTHON)} "$@"; set -- $?; echo "ended with $1"; return $1
+          {sys.executable} "$@"; set -- $?; echo "ended with $1"; return $1
         }}
         {loop}"""
     faults = [(1, signal.SIGTERM), (0, signal.SIGKILL)]
