@@ -67,8 +67,7 @@ def reason_of(error: BaseException) -> str:
 def full_disk(error: BaseException) -> str:
     """The operating system's words for a full disk or quota, where that caused an error; else "".
 
-    TensorStore and array_record raise a ValueError and a RuntimeError with these words. TFDS, which
-    looks before it writes, has its own.
+    TensorStore and array_record raise other errors with these words; TFDS has its own.
     """
     for cause in _chain(error):
         for code in (ENOSPC, EDQUOT, EFBIG):

@@ -61,13 +61,11 @@ def run_together(action: Callable[[], int]) -> int:
         status, message = 128 + signal.SIGINT, f"stopped. {_AGAIN}"
     except Exception as error:
         status, message = 2, f"error: {reason_of(error)}"
-        if not reason_of(error):
+        if not reason_of(error):  # Such as another process that has ended.
             traceback.print_exception(error)
-            lost = "Gloo" in str(error) or isinstance(error, jax.errors.JaxRuntimeError)
-            reason = f"another process of the run has ended. {_AGAIN}" if lost else error
-            status, message = 1, f"error: {reason}"
+            status, message = 1, _AGAIN
     print(message, file=sys.stderr, flush=True)
-    if sys.stdout is not None:
+    with contextlib.suppress(OSError):  # Of a full disk.
         sys.stdout.flush()
     if is_first():
         time.sleep(2)  # Its end ends the others: those with an error of their own print it first.
@@ -75,11 +73,9 @@ def run_together(action: Callable[[], int]) -> int:
 
 
 def initialize() -> None:
-    """Joins the processes of a run. Call it before anything uses a device.
+    """Joins the processes of a run, as the environment or a cluster that JAX knows describes them.
 
-    Address, number of processes and rank come from the environment: JAX_COORDINATOR_ADDRESS,
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID, or what JAX finds under Slurm, Open MPI, Kubernetes and on
-    cloud TPUs.
+    Call it before anything uses a device.
     """
     count, rank = (os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
     address = os.environ.get("JAX_COORDINATOR_ADDRESS", "")
@@ -147,13 +143,10 @@ def check_shared(directory: Path) -> None:
         return
     mark = directory / f".shared-{from_first(np.array(time.time_ns() % 2**31, np.int32))}"
     on_first(lambda: (directory.mkdir(parents=True, exist_ok=True), mark.write_text("")))
-    shared = all_true(mark.exists())
+    all_seen = all_true(mark.exists())
     on_first(mark.unlink)
-    if not shared:
-        raise ConfigError(
-            f"{directory} is not the same directory in all processes; choose one on a disk that "
-            "all of them see, or gs://BUCKET/PATH"
-        )
+    if not all_seen:
+        raise ConfigError(f"{directory} must be one directory that all processes see")
 
 
 def gather_rows(rows: np.ndarray) -> np.ndarray:
@@ -168,12 +161,11 @@ def from_first(array: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[], int | None]]:
-    """Catches SIGTERM and Ctrl-C while the context lasts.
+    """Catches SIGTERM and Ctrl-C, the second of which interrupts at once.
 
-    A second Ctrl-C interrupts at once. With several processes, all of them stop after the same
-    step, whichever receives the signal: JAX distributes a SIGTERM, and Ctrl-C becomes one. Yields a
-    function that every process calls once per step: the signal received so far (of several
-    processes always SIGTERM), or None.
+    Yields a function that every process calls once per step: the signal received so far, or None.
+    Several processes stop after the same step, whichever receives the signal: JAX distributes a
+    SIGTERM, and Ctrl-C becomes one.
     """
     received: list[int] = []
     previous: dict[int, Any] = {}

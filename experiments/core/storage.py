@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
 
 def storage_path(text: str, argument: str = "") -> Path:
-    """The path of a local file or folder, or `gs://BUCKET/PATH` on Google Cloud Storage.
+    """The path of a local file or folder, or of `gs://BUCKET/PATH` on Google Cloud Storage.
 
     The latter is an `epath.Path`, with the methods of a `pathlib.Path`, which would make gs:/ of
-    gs://; that is read, too. `~` is the home directory. Raises a `ConfigError` for other URLs,
-    which names the `argument` that has the text.
+    gs://; that is read, too. A `ConfigError` for another URL names the `argument` that has it.
     """
     url = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]*):/+(.*)", text)
     if url is None:
@@ -78,10 +77,7 @@ def check_local(path: Path | None, argument: str) -> None:
 
 
 def cache_folder(name: str) -> Path:
-    """`jaxloss/NAME` in the user's cache: XDG_CACHE_HOME, or ~/.cache where that is unset or empty.
-
-    The folder need not exist yet.
-    """
+    """`jaxloss/NAME` in the user's cache, which need not exist: XDG_CACHE_HOME, or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "jaxloss", name)
 
 
@@ -99,10 +95,9 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def regular(path: Path) -> Path:
-    """The path of a file that is to be read; an `OSError` for a pipe, a socket or a device.
+    """The path of a file that is to be read; an `OSError` for a pipe, whose reader would wait.
 
-    To open a pipe, a process waits until another one writes to it. Folders and absent files have
-    the errors of `open`.
+    Folders and absent files have the errors of `open`.
     """
     if not is_remote(path) and path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(EINVAL, "not a regular file", str(path))
@@ -110,10 +105,7 @@ def regular(path: Path) -> Path:
 
 
 def load_json(path: Path, **options: Any) -> Any:
-    """The value in a JSON file; an `OSError`, or a `ValueError` where it is none.
-
-    `options` are those of `json.loads`.
-    """
+    """The value in a JSON file, by `json.loads`; an `OSError`, or a `ValueError` if it is none."""
     try:
         return json.loads(regular(path).read_bytes(), **options)
     except RecursionError:
@@ -182,9 +174,8 @@ def write_picture(path: Path, figure: Figure) -> Path:
 def exclusive(path: Path, *, busy: str = "") -> Iterator[None]:
     """Holds the lock file `path` while the context lasts; the end of the process frees it, too.
 
-    Where another process holds it, this raises a `ConfigError` with the message `busy`, or waits if
-    that is empty. On an object store, it does nothing: the scheduler that starts a run starts it
-    once.
+    Where another process holds it, raises a `ConfigError` with the message `busy`, or waits if that
+    is empty. Does nothing on an object store, where a scheduler starts a run once.
     """
     if is_remote(path):
         yield

@@ -228,7 +228,7 @@ def test_what_processes_agree_on_and_an_error_in_one_ends_all(tmp_path, folders,
     for output, seed in zip(outputs, (0, 3), strict=True):
         assert "the processes differ in options or versions; start the same" in output
         assert f"  seed: {seed}\n" in output
-    assert all("is not the same directory in all processes" in output for output in outputs)
+    assert all("must be one directory that all processes see" in output for output in outputs)
     assert not (tmp_path / "other").exists()
     assert not list(tmp_path.glob("run/*"))
     stops = [re.findall(r"stopped by (\d+) at (\d+)", output) for output in outputs]
