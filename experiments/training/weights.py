@@ -18,6 +18,7 @@ Images must be normalised as for those weights (data.mean 0.485 0.456 0.406, dat
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Collection
 from pathlib import Path
@@ -33,11 +34,9 @@ from experiments.datasets import share_images
 from experiments.training.checkpoints import (
     CheckpointError,
     Checkpoints,
-    DamagedCheckpointError,
     checkpoints_folder,
     some_lines,
 )
-from experiments.training.run_directory import WEIGHTS_META, read_meta
 from experiments.training.step import TrainState
 
 _log = logging.getLogger(__name__)
@@ -74,59 +73,49 @@ def load_weights(
     """A first state with the backbone of a file or another run, and its classifier if it fits.
 
     A path is a file `*.safetensors`, a run directory, or its folder of checkpoints, whose best one
-    is used (the latest where there was no validation). Of a run with the same `classes`, of data
-    that shares images with `data`, the classifier and the entries `own` of the objective state are
-    taken, too, if their names, types and shapes are the same; `own` is None if no classifier is
-    trained. A `WeightsError` names entries of the backbone that are missing, unexpected, or of
-    another shape. Second, this returns and logs a line that says what was taken, after those of the
-    runs that the weights come from.
+    is used. Of a run with the same `classes`, of data that shares images with `data`, the
+    classifier and the entries `own` of the objective state are taken, too, if their names, types
+    and shapes are the same; `own` is None if no classifier is trained. A `WeightsError` names
+    entries of the backbone that are missing, unexpected, or of another shape. Second, this returns
+    and logs a line that says what was taken, after those of the runs that the weights come from.
     """
-    backbone = {"backbone": state.params["backbone"]}
-    bare = state._replace(step=None, params=backbone, opt_state=None, objective_state={})
+    params, objective_state = state.params, state.objective_state
     if not path.is_dir():
         if path.suffix != _SUFFIX or not path.is_file():
             raise WeightsError(f"{path} is neither a file *{_SUFFIX} nor a run directory")
-        params, statistics = _from_file(path, backbone["backbone"], state.statistics)
-        params = state.params | {"backbone": params}
+        backbone, statistics = _from_file(path, params["backbone"], state.statistics)
+        params = params | {"backbone": backbone}
         return state._replace(params=params, statistics=statistics), [f"Weights: {path}."]
-    kept = {name: state.objective_state[name] for name in own or ()}
-    whole = bare._replace(params=state.params, objective_state=kept)
-    parts = ("params/backbone", "statistics")
-    further = ("params/classifier", *(f"objective_state/{name}" for name in own or ()))
-
-    def read(step: int) -> tuple[TrainState, list[str]]:
-        meta = read_meta(checkpoints, step, WEIGHTS_META)
-        before, theirs = meta.get("origins", []), meta.get("classes", "")
-        shared = bool(theirs) and share_images(meta["config"]["data"]["name"], data)
-        if shared and theirs != classes:
-            reason = "it has other classes of these images: held-out ones may be among them"
-        elif not (shared and meta.get("classifier", True) and own is not None):
-            reason = "the two runs do not both train a classifier of the same classes"
-        else:
-            try:
-                found = checkpoints.restore(whole, step, parts=parts + further).state
-                both = f"Weights: backbone and classifier of {path}, which has the same classes."
-                return found, [*before, both]
-            except DamagedCheckpointError:
-                raise
-            except CheckpointError:
-                reason = "its parameters have other names or shapes"
-        new = f"Weights: backbone of {path}, without its classifier: {reason}."
-        return checkpoints.restore(bare, step, parts=parts).state, [*before, new]
-
-    folder = checkpoints_folder(path)
     try:
-        with Checkpoints(folder, read_only=True) as checkpoints:
-            (found, origins), _ = checkpoints.read_intact(read, best=True)
+        with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
+            run, _ = checkpoints.read_intact(best=True)
+        bare = {"params": {"backbone": params["backbone"]}, "statistics": state.statistics}
+        found = run.fill(bare, ("params/backbone/", "statistics/"))
     except CheckpointError as error:
         raise WeightsError(f"no backbone can be taken from {path}: {error}") from error
+    params, line = params | found["params"], ""
+    theirs = run.meta.get("classes")
+    shared = theirs and share_images(run.meta["config"]["data"]["name"], data)
+    if shared and theirs != classes:
+        reason = "it has other classes of these images: held-out ones may be among them"
+    elif own is None or not (shared and run.meta["classifier"]):
+        reason = "the two runs do not both train a classifier of the same classes"
+    else:
+        reason = "its parameters have other names or shapes"
+        kept = {name: objective_state[name] for name in own}
+        head = {"params": {"classifier": params["classifier"]}, "objective_state": kept}
+        parts = ("params/classifier/", *(f"objective_state/{name}/" for name in own))
+        with contextlib.suppress(CheckpointError):
+            head = run.fill(head, parts)
+            params = params | head["params"]
+            objective_state = objective_state | head["objective_state"] if own else objective_state
+            line = f"Weights: backbone and classifier of {path}, which has the same classes."
+    line = line or f"Weights: backbone of {path}, without its classifier: {reason}."
     if is_first():
-        _log.warning("%s", origins[-1])
-    found = jax.tree.map(jnp.asarray, found)
-    if own:
-        state = state._replace(objective_state=state.objective_state | found.objective_state)
-    params = state.params | found.params
-    return state._replace(params=params, statistics=found.statistics), origins
+        _log.warning("%s", line)
+    taken = jax.tree.map(jnp.asarray, (params, found["statistics"], objective_state))
+    state = state._replace(params=taken[0], statistics=taken[1], objective_state=taken[2])
+    return state, [*run.meta.get("origins", ()), line]
 
 
 def _from_file(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
