@@ -28,10 +28,9 @@ from experiments.core.config import (
     TrainConfig,
     check_config,
     evaluation_sections,
-    option_types,
     set_options,
 )
-from experiments.core.errors import ConfigError, DivergedError, ExperimentError, nearest_path
+from experiments.core.errors import ConfigError, DivergedError, ExperimentError
 from experiments.core.processes import agree, check_shared, is_first, on_first
 from experiments.core.protocol import ClassCounts, Metric, Objective, Outputs, Problem, Protocol
 from experiments.core.storage import check_local, storage_path
@@ -53,7 +52,7 @@ from experiments.reporting.run import (
     write_report,
 )
 from experiments.training import loop, parallel
-from experiments.training.checkpoints import Checkpoints, checkpoints_folder, run_folder
+from experiments.training.checkpoints import CHECKPOINTS_FOLDER, Checkpoints, run_folder
 from experiments.training.loop import Parts
 from experiments.training.run_directory import check_run_directory, read_config
 from experiments.training.step import (
@@ -120,38 +119,34 @@ def _with_data(config: TrainConfig) -> TrainConfig:
 
 def _check_options(config: TrainConfig, protocol: Protocol, num_devices: int) -> None:
     """Checks what needs no network. Errors as in `plan_run`."""
-    data, sampling, model = config.data, config.sampling, config.model
+    data, sampling, model, optimizer = config.data, config.sampling, config.model, config.optimizer
     if data.mixup and protocol.compares_samples:
         raise ConfigError(
             f"data.mixup = {data.mixup} needs a loss of single samples, and {config.loss.name} "
             "compares samples with each other; set data.mixup = 0"
         )
-    learning_rate(config.optimizer, config.steps)  # Raises if the schedule does not fit.
+    learning_rate(optimizer, config.steps)  # Raises if the schedule does not fit.
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
-    if batch_size > MOST:
-        raise ConfigError(f"sampling.strategy must have at most {MOST} images in a batch")
-    if batch_size % num_devices:
+    if batch_size > MOST or batch_size % num_devices:
         raise ConfigError(
-            f"a batch of {batch_size} does not spread evenly over {num_devices} devices; "
-            f"choose a multiple of {num_devices}"
+            f"a batch of {batch_size} does not spread evenly over {num_devices} devices; choose a "
+            f"multiple of {num_devices} up to {MOST}"
         )
-    if not model.weights and config.optimizer.backbone_rate < 1:
+    if not model.weights and optimizer.backbone_rate < 1:
         raise ConfigError(
-            f"optimizer.backbone_rate = {config.optimizer.backbone_rate} is for a pretrained "
-            "backbone: set model.weights, or set optimizer.backbone_rate = 1 to train from scratch"
+            f"optimizer.backbone_rate = {optimizer.backbone_rate} is for a pretrained backbone: "
+            "set model.weights, or set optimizer.backbone_rate = 1 to train from scratch"
         )
     if model.weights:
         path = storage_path(model.weights, "model.weights")
         if not path.exists():
-            hint = nearest_path(path) or "set a file *.safetensors or a folder of a run"
-            raise ConfigError(f"model.weights = {path} does not exist; {hint}")
+            raise ConfigError(f"model.weights = {path} does not exist")
         if path.is_file():
             check_local(path, "model.weights, a file,")
             if model.dim or model.projection != "linear-norm":
                 raise ConfigError(
-                    f"the file of model.weights has a backbone alone, and model.dim = {model.dim} "
-                    f"with model.projection = {model.projection} adds a layer; set model.dim = 0 "
-                    "and model.projection = linear-norm"
+                    "the file of model.weights has a backbone alone; set model.dim = 0 and "
+                    f"model.projection = linear-norm, got {model.dim} and {model.projection}"
                 )
     check_augmentation(data, lookup(data.name).image_shape[-1])
 
@@ -421,12 +416,11 @@ def _with_last(report: dict[str, Any], run: RestoredRun, folders: Folders) -> di
     The metrics of the last checkpoint follow those of the best, with names of their own. If the
     best is the last, it is not evaluated again, and its metrics have both names.
     """
-    last = report if run.step == report["step"] else evaluate(run, folders=folders)
+    last = dict(report if run.step == report["step"] else evaluate(run, folders=folders))
     metrics = [metric | {"name": _of_last(metric["name"])} for metric in last["metrics"]]
-    with_last = report | {"metrics": [*report["metrics"], *metrics], "last": dict(last)}
-    if (episodes := with_last["last"].pop("episodes", None)) is not None:
-        with_last["episodes"] = report["episodes"] | {_of_last(k): v for k, v in episodes.items()}
-    return with_last
+    if episodes := last.pop("episodes", None):
+        report["episodes"] |= {_of_last(name): values for name, values in episodes.items()}
+    return report | {"metrics": [*report["metrics"], *metrics], "last": last}
 
 
 @dataclass(frozen=True, eq=False)
@@ -486,7 +480,7 @@ def load_run(folder: str | Path, checkpoint: str | int = "best") -> RestoredRun:
 
 def _restore(path: Path, which: str, plan: Plan | None = None) -> RestoredRun:
     """As `load_run`; for a run that was planned in this process, with its plan."""
-    with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
+    with Checkpoints(run_folder(path) / CHECKPOINTS_FOLDER, read_only=True) as checkpoints:
         if which.isdecimal():
             found, damaged = checkpoints.read(int(which)), []
         else:
@@ -516,7 +510,7 @@ def _restore(path: Path, which: str, plan: Plan | None = None) -> RestoredRun:
 
 def config_of_run(path: Path) -> TrainConfig:
     """The configuration in the newest intact checkpoint of a run; errors as in `load_run`."""
-    with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
+    with Checkpoints(run_folder(path) / CHECKPOINTS_FOLDER, read_only=True) as checkpoints:
         return config_from_dict(checkpoints.read_intact()[0].meta["config"])
 
 
@@ -600,46 +594,37 @@ def split_of(plan: Plan, split: str | None) -> str:
 def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
     """A configuration with other values of evaluation options; a `ConfigError` for any other."""
     sections = evaluation_sections(config)
-    known = [
-        f"{name}.{option}" for name, section in sections.items() for option in option_types(section)
-    ]
-    if unknown := sorted({name.replace("-", "_") for name in overrides} - {*known}):
-        raise ConfigError(
-            f"the evaluation of protocol {config.protocol} has no {', '.join(unknown)}; "
-            f"it has {', '.join(known) or 'no options'}"
-        )
+    for name in overrides:
+        if name.replace("-", "_").partition(".")[0] not in sections:
+            raise ConfigError(
+                f"the evaluation of protocol {config.protocol} has no {name}; it has the options "
+                f"of {', '.join(sections)}"
+            )
     config = set_options(config, overrides)
     check_config(config)
     return config
 
 
-def seen_in_training(
-    config: TrainConfig, data: str, split: ClassSplit = "all", most_runs: int = 100
-) -> str:
+def seen_in_training(config: TrainConfig, data: str, split: ClassSplit = "all") -> str:
     """What the backbone was trained on if test images may be among it, as a phrase; else empty.
 
-    Protocols that hold images out leave out the same ones as the test split of a classification of
-    `data`, whatever the image size; protocols that hold classes out train on all images of the
-    others. Two sets that share images count as seen. So do the images of the run whose weights this
-    one started from, as far as that run still exists; what a file of weights has seen is unknown.
-    At most `most_runs` such runs are followed: edited ones may name each other.
+    Protocols that hold images out leave out the test images of a classification of `data`; those
+    that hold classes out train on all images of the others. Two sets that share images count as
+    seen. So do the images of the runs whose weights this one started from, as far as they exist;
+    what a file of weights has seen is unknown.
     """
-    trained_on = config.data.name
-    if plain_name(trained_on) == plain_name(data):
-        all_are_base = vars(config.data).get("novel") or split in ("all", "base")
-        # Where classes are chosen, test images are not for training.
-        of_classes = "base" in build_protocol(config).splits and not test_split(trained_on)
-        if all_are_base and of_classes:
-            return f"base classes of {trained_on}, which include test images"
-    elif share_images(trained_on, data):
-        return f"{trained_on}, which shares images with {data}"
-    if not config.model.weights or not most_runs:
-        return ""
-    try:
-        if not (path := storage_path(config.model.weights)).is_dir():
-            return ""
-        started_from = run_folder(path)
-        before = config_from_dict(read_config(started_from))
-    except ExperimentError:
-        return ""
-    return seen_in_training(before, data, split, most_runs - 1)
+    for _ in range(100):  # Edited runs may name each other.
+        trained_on = config.data.name
+        if plain_name(trained_on) == plain_name(data):
+            all_are_base = vars(config.data).get("novel") or split in ("all", "base")
+            # Where classes are chosen, test images are not for training.
+            of_classes = "base" in build_protocol(config).splits and not test_split(trained_on)
+            if all_are_base and of_classes:
+                return f"base classes of {trained_on}, which include test images"
+        elif share_images(trained_on, data):
+            return f"{trained_on}, which shares images with {data}"
+        try:  # Without weights, or with a file of them, there is no configuration.
+            config = config_from_dict(read_config(run_folder(storage_path(config.model.weights))))
+        except ExperimentError:
+            break
+    return ""

@@ -17,6 +17,7 @@ import sys
 import textwrap
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -25,8 +26,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
-from experiments.core.config import CONFIG_FILE, differences
-from experiments.core.errors import ExperimentError, nearest_path
+from experiments.core.config import differences
+from experiments.core.errors import ExperimentError
 from experiments.core.processes import all_true, is_first, on_first
 from experiments.core.storage import is_remote, writing
 
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 CHECKPOINTS_FOLDER = "checkpoints"
 
 _FORMAT = 5
+_TRASH = ".trash"
 
 
 class CheckpointError(ExperimentError):
@@ -43,10 +45,6 @@ class CheckpointError(ExperimentError):
 
 class DamagedCheckpointError(CheckpointError):
     """A checkpoint whose content is not what was saved."""
-
-    def __init__(self, step: int, message: str):
-        super().__init__(message)
-        self.step = step
 
 
 class Checkpoint(NamedTuple):
@@ -77,15 +75,9 @@ class Checkpoint(NamedTuple):
         return jax.tree.unflatten(jax.tree.structure(target), [leaves[name] for name in wanted])
 
 
-def checkpoints_folder(path: Path) -> Path:
-    """The folder of a run's checkpoints, from the run's directory or from this folder itself."""
-    inside = path / CHECKPOINTS_FOLDER
-    return inside if inside.is_dir() else path
-
-
 def run_folder(path: Path) -> Path:
     """The directory of the run that a path names: the run directory, or its checkpoints folder."""
-    inside = path.resolve().name == CHECKPOINTS_FOLDER and checkpoints_folder(path) == path
+    inside = path.resolve().name == CHECKPOINTS_FOLDER and not (path / CHECKPOINTS_FOLDER).is_dir()
     return path.resolve().parent if inside else path
 
 
@@ -104,38 +96,30 @@ def _silent() -> Iterator[None]:
 
 
 class Checkpoints(managers.PreservationPolicy):
-    """The checkpoints of one run.
+    """The checkpoints of one run. Of equal validations, the latest is the best.
 
-    Of equal validations, the latest is the best. With several processes, all of them open the
-    folder, which all of them see, and call every method. With `read_only`, for reading beside the
-    processes that write, no file is changed, and there must be a checkpoint.
+    With several processes, all of them open the folder, which all of them see, and call every
+    method. With `read_only`, for reading beside the processes that write, no file is changed, and
+    there must be a checkpoint.
     """
 
     def __init__(self, directory: Path, *, read_only: bool = False):
         self._directory = directory if is_remote(directory) else directory.absolute()
         self._read_only = read_only
         self._headers: dict[int, dict[str, Any]] = {}
-        if read_only and not directory.is_dir():
-            hint = nearest_path(directory, "*/") or "name that of a run"
-            raise CheckpointError(f"there is no directory {directory}; {hint}")
         # A kill while Orbax removes a folder would leave a damaged checkpoint; renaming is atomic.
-        trash = None if read_only or is_remote(directory) else ".trash"
         options = ocp.CheckpointManagerOptions(
             create=not read_only,
             preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(2), self]),
             cleanup_tmp_directories=not read_only,
-            todelete_subdir=trash,
+            todelete_subdir=None if read_only or is_remote(directory) else _TRASH,
             enable_async_checkpointing=False,
         )
         self._manager = ocp.CheckpointManager(self._directory, options=options)
-        self._trash = None if trash is None else self._directory / trash
         if read_only and not self.steps():
-            run = directory.parent if directory.name == CHECKPOINTS_FOLDER else directory
-            started = (run / CONFIG_FILE).exists()
             raise CheckpointError(
-                f"{run} holds a run without a checkpoint; run the same `train` again"
-                if started
-                else f"{run} is no run; name a directory that `train` has written"
+                f"there is no checkpoint in {directory}; name the directory of a run, or run the "
+                "same `train` again if it was stopped before its first one"
             )
 
     def __enter__(self) -> Checkpoints:
@@ -143,7 +127,6 @@ class Checkpoints(managers.PreservationPolicy):
 
     def __exit__(self, *_: object) -> None:
         self._manager.close()
-        self._empty_trash()
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints, in order."""
@@ -177,7 +160,8 @@ class Checkpoints(managers.PreservationPolicy):
         )
         with writing(self._directory / str(step)), _silent():
             self._manager.save(step, args=args, force=True)
-        self._empty_trash()
+        if is_first() and not is_remote(self._directory):
+            shutil.rmtree(self._directory / _TRASH, ignore_errors=True)
 
     def read(self, step: int) -> Checkpoint:
         """Reads a checkpoint.
@@ -185,40 +169,39 @@ class Checkpoints(managers.PreservationPolicy):
         Raises a `DamagedCheckpointError` if its content is not what was saved, and a
         `CheckpointError` if it is missing, cannot be read, or is of another version.
         """
-        header, path = self._header(step), self._directory / str(step)
+        header = self._header(step)
         leaves = self._restore(step, "state", ocp.args.PyTreeRestore())
         if _checksum(leaves) != header["checksum"]:
             raise self._damaged(step, "the arrays do not match their checksum")
+        path = self._directory / str(step)
         return Checkpoint(path, step, header["validation"], header["meta"], leaves)
 
-    def read_intact(self, *, best: bool = False) -> tuple[Checkpoint, list[DamagedCheckpointError]]:
+    def read_intact(self, *, best: bool = False) -> tuple[Checkpoint, list[CheckpointError]]:
         """Reads the newest or `best` intact checkpoint; second, the damage of those before it.
 
         Damage is reported as a warning. Unless `read_only`, a damaged checkpoint is also renamed to
         `damaged-STEP`, so that training can save the step again.
         """
-        damaged: list[DamagedCheckpointError] = []
+        damaged: dict[int, CheckpointError] = {}
         # Listed anew each time: the processes that write may have removed checkpoints since.
-        while left := set(self.steps()) - {error.step for error in damaged}:
+        while left := set(self.steps()) - {*damaged}:
             step = max(left, key=lambda step: (self._rank(step) if best else 0, step))
-            found = failure = None
+            found, failure = None, self._damaged(step, "in another process")
             try:
                 found = self.read(step)
             except DamagedCheckpointError as error:
                 failure = error
-            if all_true(found is not None):
+            if all_true(found is not None) and found is not None:
                 if damaged:
-                    logger.warning("using step %d in place of step %d", step, damaged[0].step)
-                return found, damaged  # pyright: ignore[reportReturnType]
+                    logger.warning("using step %d in place of step %d", step, min(damaged))
+                return found, [*damaged.values()]
             if (self._directory / str(step)).exists():
-                damaged.append(failure or self._damaged(step, "in another process"))
-                logger.warning("%s", damaged[-1])
+                damaged[step] = failure
+                logger.warning("%s", failure)
                 if not self._read_only:
-                    on_first(lambda step=step: self._set_aside(step))
+                    on_first(partial(self._set_aside, step))
             self._manager.reload()
-        if not damaged:
-            raise CheckpointError(f"{self._directory} holds no checkpoint")
-        steps = ", ".join(str(error.step) for error in damaged)
+        steps = ", ".join(map(str, damaged))
         raise CheckpointError(f"{self._directory} holds no intact checkpoint (damaged: {steps})")
 
     def should_preserve(self, checkpoints: Any, *, context: Any) -> Sequence[bool]:
@@ -236,28 +219,29 @@ class Checkpoints(managers.PreservationPolicy):
         return -math.inf if value is None else value
 
     def _header(self, step: int) -> dict[str, Any]:
-        if step in self._headers:
-            return self._headers[step]
-        if step not in (steps := self.steps()):
-            raise CheckpointError(
-                f"{self._directory} holds no checkpoint of step {step}; "
-                f"it holds: {', '.join(map(str, steps)) or 'none'}"
-            )
-        header = self._restore(step, "header", ocp.args.JsonRestore())
-        if isinstance(header, dict) and header.get("format") != _FORMAT and "format" in header:
-            raise CheckpointError(
-                f"{self._directory / str(step)} is of another version of jaxloss; train the run "
-                "again, or use the version that wrote it"
-            )
-        if not isinstance(header, dict) or header.pop("digest", None) != _digest(header):
-            raise self._damaged(step, "the header does not match its digest")
-        self._headers[step] = header
-        return header
+        if step not in self._headers:
+            if step not in (steps := self.steps()):
+                held = ", ".join(map(str, steps))
+                raise CheckpointError(
+                    f"{self._directory} holds no checkpoint of step {step}; it holds: {held}"
+                )
+            header = self._restore(step, "header", ocp.args.JsonRestore())
+            digest, known = header.pop("digest", None), header.get("format") == _FORMAT
+            if (known or digest) and digest != _digest(header):
+                raise self._damaged(step, "the header does not match its digest")
+            if not known:
+                raise CheckpointError(
+                    f"{self._directory / str(step)} is of another version of jaxloss; train the "
+                    "run again, or use the version that wrote it"
+                )
+            self._headers[step] = header
+        return self._headers[step]
 
-    def _restore(self, step: int, item: str, args: Any) -> Any:
+    def _restore(self, step: int, item: str, args: Any) -> dict[str, Any]:
         try:
             with _silent():
-                return self._manager.restore(step, args=ocp.args.Composite(**{item: args}))[item]
+                found = self._manager.restore(step, args=ocp.args.Composite(**{item: args}))
+                return dict(found[item])
         except MemoryError:
             raise
         except Exception as error:  # Orbax raises a bare Exception, among others.
@@ -268,7 +252,7 @@ class Checkpoints(managers.PreservationPolicy):
 
     def _damaged(self, step: int, reason: str) -> DamagedCheckpointError:
         path = self._directory / str(step)
-        return DamagedCheckpointError(step, f"checkpoint {path} is damaged ({reason})")
+        return DamagedCheckpointError(f"checkpoint {path} is damaged ({reason})")
 
     def _set_aside(self, step: int) -> None:
         path = self._directory / f"damaged-{step}"
@@ -276,10 +260,6 @@ class Checkpoints(managers.PreservationPolicy):
             path = path.with_name(f"{path.name}-again")
         (self._directory / str(step)).rename(path)
         logger.warning("renamed to %s", path)
-
-    def _empty_trash(self) -> None:
-        if self._trash is not None and is_first():
-            shutil.rmtree(self._trash, ignore_errors=True)
 
 
 def _by_name(tree: Any) -> dict[str, Any]:

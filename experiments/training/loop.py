@@ -132,7 +132,10 @@ def train(
                     log(step, **scalars, images_per_second=rate)
                     progress.set_postfix(loss=scalars["loss"], refresh=False)
                     progress.update(step - progress.n)
-                _check_finite(step, scalars)
+                # The loss first: it is more informative than the norm of a gradient.
+                for key in ("loss", *scalars):
+                    if not math.isfinite(scalars[key]):
+                        raise DivergedError(step, f"{key} is {scalars[key]}")
             if saves:
                 state, validation = parallel.single(replicated), None
                 if validates and parts.validate is not None:
@@ -153,10 +156,11 @@ def _resume(checkpoints: Checkpoints, directory: Path, initial: TrainState) -> t
     if checkpoints.steps():
         found, _ = checkpoints.read_intact()
         return found.fill(initial), found.meta["seconds"]
-    if damaged := sorted(path.name for path in directory.glob(f"{CHECKPOINTS_FOLDER}/damaged-*")):
+    folder = directory / CHECKPOINTS_FOLDER
+    if damaged := sorted(path.name for path in folder.glob("damaged-*")):
         raise CheckpointError(
-            f"{directory / CHECKPOINTS_FOLDER} holds damaged checkpoints only "
-            f"({', '.join(damaged)}); remove this folder to train from the start"
+            f"{folder} holds damaged checkpoints only ({', '.join(damaged)}); remove this folder "
+            "to train from the start"
         )
     return initial, 0.0
 
@@ -189,10 +193,3 @@ def read_batches(read: Callable[[int], T], first: int, last: int, *, ahead: bool
     steps = grain.MapDataset.range(first, last).map(read)
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     return iter(steps.to_iter_dataset(options))
-
-
-def _check_finite(step: int, scalars: dict[str, float]) -> None:
-    # The loss first: it is more informative than the norm of a gradient.
-    for name, value in sorted(scalars.items(), key=lambda item: item[0] != "loss"):
-        if not math.isfinite(value):
-            raise DivergedError(step, f"{name} is {value}")

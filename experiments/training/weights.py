@@ -1,12 +1,8 @@
 """Initial weights: a backbone from a file, or a backbone and perhaps a classifier from a run.
 
 A file is in the safetensors format, with torchvision's names and shapes of ResNet-18, ResNet-50 and
-Swin-T. Of the residual networks these are
-`conv1.weight` [64, 3, 7, 7], `bn1.weight`, `bn1.bias`, `bn1.running_mean`, `bn1.running_var`; for
-block b (from 0) of stage s (from 1) `layer{s}.{b}.conv{i}.weight`, `layer{s}.{b}.bn{i}.*`, and
-where the shape changes `layer{s}.{b}.downsample.0.weight` and `.downsample.1.*`. Any float dtype is
-converted to float32. `fc.*`, the classifier (of Swin `head.*`), and `*.num_batches_tracked` are
-ignored. With torchvision installed, this makes such a file:
+Swin-T, in any float dtype. The classifier (`fc.*`, of Swin `head.*`) is ignored. With torchvision
+installed, this makes such a file:
 
     from safetensors.torch import save_file
     from torchvision.models import resnet50
@@ -28,13 +24,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.core.config import differences
 from experiments.core.errors import ExperimentError
 from experiments.core.processes import is_first
 from experiments.datasets import share_images
 from experiments.training.checkpoints import (
+    CHECKPOINTS_FOLDER,
     CheckpointError,
     Checkpoints,
-    checkpoints_folder,
+    run_folder,
     some_lines,
 )
 from experiments.training.step import TrainState
@@ -83,11 +81,11 @@ def load_weights(
     if not path.is_dir():
         if path.suffix != _SUFFIX or not path.is_file():
             raise WeightsError(f"{path} is neither a file *{_SUFFIX} nor a run directory")
-        backbone, statistics = _from_file(path, params["backbone"], state.statistics)
+        backbone, statistics = _from_file(path, (params["backbone"], state.statistics))
         params = params | {"backbone": backbone}
         return state._replace(params=params, statistics=statistics), [f"Weights: {path}."]
     try:
-        with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
+        with Checkpoints(run_folder(path) / CHECKPOINTS_FOLDER, read_only=True) as checkpoints:
             run, _ = checkpoints.read_intact(best=True)
         bare = {"params": {"backbone": params["backbone"]}, "statistics": state.statistics}
         found = run.fill(bare, ("params/backbone/", "statistics/"))
@@ -118,36 +116,33 @@ def load_weights(
     return state, [*run.meta.get("origins", ()), line]
 
 
-def _from_file(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
-    stored = _read(path)
-    trees = (params, statistics)
-    shapes = {
-        _torchvision_name(place): _torch_shape(place, leaf.shape)
-        for tree in trees
-        for place, leaf in jax.tree_util.tree_leaves_with_path(tree)
+def _from_file(path: Path, trees: Any) -> Any:
+    """The parameters and the statistics of a backbone, with the values of a file."""
+    stored = {name: array for name, array in _read(path).items() if not _ignored(name)}
+    places, structure = jax.tree_util.tree_flatten_with_path(trees)
+    axes, wanted = {}, {}
+    for (_, *place), leaf in places:
+        keys = jax.tree_util.keystr(tuple(place), simple=True, separator="/").split("/")
+        keys = keys[:-1] if keys[-1] == "value" else keys
+        name, order = _torchvision_name(keys), [*range(leaf.ndim)]
+        if keys[-1] == "kernel":  # PyTorch's are [out, in, h, w] or [out, in].
+            order = {4: [2, 3, 1, 0], 2: [1, 0]}[leaf.ndim]
+        axes[name] = order
+        wanted[name] = str([leaf.shape[order.index(axis)] for axis in range(leaf.ndim)])
+    found = {
+        name: str([*array.shape]) if jnp.issubdtype(array.dtype, jnp.floating) else "no floats"
+        for name, array in stored.items()
     }
-    problems = []
-    for name, shape in shapes.items():
-        array = stored.get(name)
-        if array is None:
-            problems.append(f"{name} {list(shape)}: missing")
-        elif array.shape != shape:
-            problems.append(f"{name}: {list(array.shape)} in the file, {list(shape)} wanted")
-        elif not jnp.issubdtype(array.dtype, jnp.floating):
-            problems.append(f"{name}: {array.dtype} in the file, floats wanted")
-        elif not np.isfinite(array.astype(np.float32)).all():
-            problems.append(f"{name}: not all values are finite")
-    others = (name for name in stored if name not in shapes and not _ignored(name))
-    problems += [f"{name}: unexpected" for name in others]
-    if problems:
-        raise WeightsError(f"{path} does not fit the backbone:{some_lines(problems)}")
-
-    def value(place: Any, leaf: Any) -> jax.Array:
-        array = stored[_torchvision_name(place)].astype(np.float32)
-        return jnp.asarray(array.transpose(_torch_axes(place, array.ndim)))
-
-    params, statistics = (jax.tree_util.tree_map_with_path(value, tree) for tree in trees)
-    return params, statistics
+    if lines := differences(found, wanted):
+        raise WeightsError(
+            f"{path} does not fit the backbone (left: the file, right: the backbone):"
+            f"{some_lines(lines)}"
+        )
+    values = [
+        jnp.asarray(stored[name].astype(np.float32).transpose(order))
+        for name, order in axes.items()
+    ]
+    return jax.tree.unflatten(structure, values)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -160,16 +155,15 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         ) from error
     try:
         return load_file(path)
-    except MemoryError:
-        raise
     except Exception as error:  # A SafetensorError, an OSError, and a KeyError of unknown dtypes.
-        reason = f"{type(error).__name__}: {error}"
-        raise WeightsError(f"{path} is damaged, or has types that NumPy lacks: {reason}") from error
+        raise WeightsError(
+            f"{path} is damaged, or has types that NumPy lacks: {error!r}"
+        ) from error
 
 
-def _torchvision_name(place: Any) -> str:
+def _torchvision_name(keys: list[str]) -> str:
     """torchvision's name for a leaf of the state of a `ResNet` or a `Swin`."""
-    match _path(place):
+    match keys:
         case ["stem", kind, leaf]:
             layer = {"conv": "conv1", "norm": "bn1"}[kind]
         case ["stages", stage, block, "layers", number, kind, leaf]:
@@ -194,22 +188,6 @@ def _torchvision_name(place: Any) -> str:
                 f"{'/'.join(other)}; set model.weights to a run directory instead"
             )
     return f"{layer}.{_LEAVES[leaf]}"
-
-
-def _path(place: Any) -> list[str]:
-    path = jax.tree_util.keystr(place, simple=True, separator="/").split("/")
-    return path[:-1] if path[-1] == "value" else path
-
-
-def _torch_axes(place: Any, ndim: int) -> tuple[int, ...]:
-    """The axes of PyTorch's kernels [out, in, h, w] or [out, in], in the order of ours."""
-    kernel = _path(place)[-1] == "kernel"
-    return {4: (2, 3, 1, 0), 2: (1, 0)}[ndim] if kernel else tuple(range(ndim))
-
-
-def _torch_shape(place: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
-    ours = dict(zip(_torch_axes(place, len(shape)), shape, strict=True))
-    return tuple(ours[axis] for axis in range(len(shape)))
 
 
 def _ignored(name: str) -> bool:
