@@ -27,9 +27,9 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
 from experiments.core.config import differences
-from experiments.core.errors import ExperimentError
+from experiments.core.errors import ExperimentError, full_disk
 from experiments.core.processes import all_true, is_first, on_first
-from experiments.core.storage import is_remote, writing
+from experiments.core.storage import is_remote
 
 logger = logging.getLogger(__name__)
 
@@ -158,8 +158,14 @@ class Checkpoints(managers.PreservationPolicy):
             state=ocp.args.PyTreeSave(leaves),
             header=ocp.args.JsonSave({**header, "digest": _digest(header)}),
         )
-        with writing(self._directory / str(step)), _silent():
-            self._manager.save(step, args=args, force=True)
+        try:
+            with _silent():
+                self._manager.save(step, args=args, force=True)
+        except (OSError, ValueError) as error:  # Perhaps of another array than the first to fail.
+            reason = full_disk(error) or f"is the disk full? {_in_short(error)}"
+            raise CheckpointError(
+                f"cannot write {self._directory / str(step)}: {reason}"
+            ) from error
         if is_first() and not is_remote(self._directory):
             shutil.rmtree(self._directory / _TRASH, ignore_errors=True)
 
@@ -245,10 +251,9 @@ class Checkpoints(managers.PreservationPolicy):
         except MemoryError:
             raise
         except Exception as error:  # Orbax raises a bare Exception, among others.
-            reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-                raise CheckpointError(f"cannot read checkpoint {step}: {reason}") from error
-            raise self._damaged(step, reason) from error
+                raise CheckpointError(f"cannot read checkpoint {step}: {error}") from error
+            raise self._damaged(step, _in_short(error)) from error
 
     def _damaged(self, step: int, reason: str) -> DamagedCheckpointError:
         path = self._directory / str(step)
@@ -260,6 +265,10 @@ class Checkpoints(managers.PreservationPolicy):
             path = path.with_name(f"{path.name}-again")
         (self._directory / str(step)).rename(path)
         logger.warning("renamed to %s", path)
+
+
+def _in_short(error: Exception) -> str:
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")
 
 
 def _by_name(tree: Any) -> dict[str, Any]:

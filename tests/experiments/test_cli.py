@@ -77,7 +77,7 @@ def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path,
     assert "500" in capsys.readouterr().err
     nothing = str(tmp_path / "nothing")
     assert main(["evaluate", nothing]) == 2
-    assert f"there is no directory {nothing}" in capsys.readouterr().err
+    assert f"there is no checkpoint in {nothing}" in capsys.readouterr().err
     assert main(["evaluate", nothing, "--evaluation.ways", "3"]) == 2
     assert "need the directory of a trained run" in capsys.readouterr().err
 
@@ -260,8 +260,8 @@ def test_a_disk_that_gets_full_in_training_is_a_line_with_the_path(
     assert main(["prepare", "icons", "--data-dir", str(folders.data_dir)]) == 0
     with _files_up_to(size):
         assert main(train) == 2
-    line = f"error: cannot write {tmp_path}/run/{place}: File too large\n"
-    assert capsys.readouterr().err == line
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: cannot write {tmp_path}/run/{place}: ")
     assert main(train) == 0  # Once there is space.
 
 
@@ -309,11 +309,9 @@ def test_metrics_and_reports_name_the_file_that_has_no_space(tmp_path, monkeypat
     log = MetricsLog(tmp_path, resume_step=0)
     log.log(1, loss=1.0)
     monkeypatch.setattr("os.fsync", full)
-    monkeypatch.setattr("experiments.training.run_directory._SECONDS_BETWEEN_FLUSHES", 0)
     path = re.escape(str(tmp_path))
     for call, name in (
         (lambda: write_json(tmp_path / "report.json", {}), "/report.json"),
-        (lambda: log.log(2, loss=1.0), "/metrics.jsonl"),
         (log.store, ""),
         (lambda: log.__exit__(None, None, None), ""),
     ):
