@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -69,6 +70,11 @@ from jaxloss.sampling import index_classes
 _log = logging.getLogger(__name__)
 
 
+def _warn(line: str) -> None:
+    if is_first():
+        _log.warning("%s", line)
+
+
 class Plan(NamedTuple):
     """A run before any data is read."""
 
@@ -81,9 +87,8 @@ class Plan(NamedTuple):
     @property
     def metrics(self) -> list[Metric]:
         """The metrics of the report: those of the protocol, and of the last checkpoint, too."""
-        found = list(self.protocol.metrics)
-        last = [metric._replace(name=_of_last(metric.name)) for metric in found]
-        return found + last if self.config.report_last else found
+        last = [metric._replace(name=_of_last(metric.name)) for metric in self.protocol.metrics]
+        return [*self.protocol.metrics, *(last if self.config.report_last else ())]
 
 
 def plan_run(config: TrainConfig, *, num_devices: int | None = None, check: bool = True) -> Plan:
@@ -178,10 +183,10 @@ def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
         index = index_classes(labels_of(counts))
         # Raises if the data cannot give a batch.
         draw_batch(index, sampling.strategy, sampling.batch_size, seed=config.seed, step=0)
-        if ways_shots and is_first() and (large := sum(counts >= ways_shots[1])) < len(counts):
-            _log.warning(
-                "batches of %s draw from %d of %d training classes, those with at least %d images",
-                *(sampling.strategy, large, len(counts), ways_shots[1]),
+        if ways_shots and (large := sum(counts >= ways_shots[1])) < len(counts):
+            _warn(
+                f"batches of {sampling.strategy} draw from {large} of {len(counts)} training "
+                f"classes, those with at least {ways_shots[1]} images"
             )
     protocol.check_data(plan.num_features, counts_by_split)
     return counts_by_split
@@ -235,9 +240,8 @@ def assemble(plan: Plan, folders: Folders, *, mode: ParallelMode = "pmap") -> Pa
     config, protocol, sampling = plan.config, plan.protocol, plan.config.sampling
     mesh = parallel.device_mesh() if mode == "jit" else None
     axis_name = parallel.axis_name(mode)
-    if is_first():  # Before the checks of the data, which it may explain.
-        for line in lookup(config.data.name).remarks:
-            _log.warning("data: %s", line)
+    for line in lookup(config.data.name).remarks:  # First: it may explain errors of the data.
+        _warn(f"data: {line}")
     counts_by_split = prepare_and_count(plan, folders)
     trained_on, held_out, _ = protocol.splits
     class_counts, images = counts_by_split[trained_on], protocol.load(folders, trained_on)
@@ -253,12 +257,11 @@ def assemble(plan: Plan, folders: Folders, *, mode: ParallelMode = "pmap") -> Pa
         path = storage_path(config.model.weights)
         state, origins = load_weights(path, state, own, classes, config.data.name)
         split = vars(config.data).get("class_split", "all")
-        seen = seen_in_training(config, config.data.name, split)
-        if protocol.splits == SPLITS and seen:
+        seen = protocol.splits == SPLITS and seen_in_training(config, config.data.name, split)
+        if seen:
             line = f"Weights: trained on {seen}; accuracy on test images may be too high."
             origins += [] if line in origins else [line]
-            if is_first():
-                _log.warning("%s", line)
+            _warn(line)
     key = jax.random.fold_in(jax.random.key(config.seed), 2)
     step = build_step(graphdef, objective, optimizer, config.data, key=key, axis_name=axis_name)
     index = len(images.labels) if images.labels.ndim == 2 else index_classes(images.labels)
@@ -304,11 +307,9 @@ def train_run(
     mode: ParallelMode = "pmap",
     stuck_after: float = 0,
 ) -> float:
-    """Trains a run to its end, from its newest checkpoint; returns the seconds of all calls.
+    """Trains a run to its end, as `loop.train` does; returns the seconds of all calls.
 
-    The plan and the machine determine every bit of the result. With several processes, all of them
-    call this with the same arguments, see the directory, and read their shards of every batch.
-    Arguments and errors are those of `assemble` and `loop.train`.
+    The plan and the machine determine every bit of the result.
     """
     parts = assemble(plan, folders, mode=mode)
     if is_first():
@@ -374,14 +375,10 @@ def complete_run(
     config, protocol = plan.config, plan.protocol
     values = config_to_dict(config)
     packages = ("jax", "jaxlib", "flax", "optax", "numpy")
-    common = {
-        **flatten_dict(values, sep="."),
-        "parallel": mode,
-        "local devices": f"{jax.local_device_count()} {jax.local_devices()[0].device_kind}",
-        **{f"version of {name}": metadata.version(name) for name in packages},
-        **{f"jaxloss {key}": value for key, value in code_version().items()},
-    }
-    agree("options or versions", common)
+    common = {f"version of {name}": metadata.version(name) for name in packages}
+    common |= {f"jaxloss {key}": value for key, value in code_version().items()}
+    common["local devices"] = f"{jax.local_device_count()} {jax.local_devices()[0].device_kind}"
+    agree("options or versions", common | flatten_dict(values, sep=".") | {"parallel": mode})
     check_shared(directory)
     # Before any data is loaded; training checks again, when it locks the directory.
     there = check_run_directory(directory, values, fixed_steps=config.fixed_steps())
@@ -413,8 +410,7 @@ def complete_run(
 def _with_last(report: dict[str, Any], run: RestoredRun, folders: Folders) -> dict[str, Any]:
     """The report of the best checkpoint, with the results of the last one, `run`, under `last`.
 
-    The metrics of the last checkpoint follow those of the best, with names of their own. If the
-    best is the last, it is not evaluated again, and its metrics have both names.
+    The metrics of the last checkpoint follow those of the best, with names of their own.
     """
     last = dict(report if run.step == report["step"] else evaluate(run, folders=folders))
     metrics = [metric | {"name": _of_last(metric["name"])} for metric in last["metrics"]]
@@ -471,10 +467,9 @@ def load_run(folder: str | Path, checkpoint: str | int = "best") -> RestoredRun:
         taken, and a note says so.
     """
     which = str(checkpoint)
-    if which not in ("best", "latest") and not (which.isascii() and which.isdecimal()):
-        raise ConfigError(
-            f"checkpoint must be best, latest or the number of a step, got {which[:40]!r}"
-        )
+    if not re.fullmatch(r"best|latest|\d{1,15}", which, re.ASCII):
+        shown = repr(which[:40])
+        raise ConfigError(f"checkpoint must be best, latest or the number of a step, got {shown}")
     return _restore(storage_path(str(folder)), which)
 
 
@@ -495,17 +490,9 @@ def _restore(path: Path, which: str, plan: Plan | None = None) -> RestoredRun:
     notes = [*(f"{error}; {used}" for error in damaged), *meta["origins"]]
     if code != code_version():
         notes += [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
-    return RestoredRun(
-        directory=run_folder(path),
-        plan=plan,
-        graphdef=graphdef,
-        objective=objective,
-        state=found.fill(shapes),
-        step=found.step,
-        class_counts=class_counts,
-        validation=found.validation,
-        notes=notes,
-    )
+    state, value, directory = found.fill(shapes), found.validation, run_folder(path)
+    parts = graphdef, objective, state, found.step, class_counts, value, notes
+    return RestoredRun(directory, plan, *parts)
 
 
 def config_of_run(path: Path) -> TrainConfig:

@@ -17,7 +17,7 @@ import sys
 import textwrap
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -98,15 +98,14 @@ def _silent() -> Iterator[None]:
 class Checkpoints(managers.PreservationPolicy):
     """The checkpoints of one run. Of equal validations, the latest is the best.
 
-    With several processes, all of them open the folder, which all of them see, and call every
-    method. With `read_only`, for reading beside the processes that write, no file is changed, and
-    there must be a checkpoint.
+    With several processes, all of them open the folder and call every method. With `read_only`, for
+    reading beside the processes that write, no file is changed, and there must be a checkpoint.
     """
 
     def __init__(self, directory: Path, *, read_only: bool = False):
         self._directory = directory if is_remote(directory) else directory.absolute()
         self._read_only = read_only
-        self._headers: dict[int, dict[str, Any]] = {}
+        self._header = cache(self._read_header)
         # A kill while Orbax removes a folder would leave a damaged checkpoint; renaming is atomic.
         options = ocp.CheckpointManagerOptions(
             create=not read_only,
@@ -153,7 +152,6 @@ class Checkpoints(managers.PreservationPolicy):
             "checksum": _checksum(leaves),
             "meta": json.loads(json.dumps(meta)),
         }
-        self._headers[step] = header
         args = ocp.args.Composite(
             state=ocp.args.PyTreeSave(leaves),
             header=ocp.args.JsonSave({**header, "digest": _digest(header)}),
@@ -175,6 +173,11 @@ class Checkpoints(managers.PreservationPolicy):
         Raises a `DamagedCheckpointError` if its content is not what was saved, and a
         `CheckpointError` if it is missing, cannot be read, or is of another version.
         """
+        if step not in (steps := self.steps()):
+            held = ", ".join(map(str, steps))
+            raise CheckpointError(
+                f"{self._directory} holds no checkpoint of step {step}; it holds: {held}"
+            )
         header = self._header(step)
         leaves = self._restore(step, "state", ocp.args.PyTreeRestore())
         if _checksum(leaves) != header["checksum"]:
@@ -224,24 +227,17 @@ class Checkpoints(managers.PreservationPolicy):
             return math.inf  # Perhaps the best: it is tried first, and reported.
         return -math.inf if value is None else value
 
-    def _header(self, step: int) -> dict[str, Any]:
-        if step not in self._headers:
-            if step not in (steps := self.steps()):
-                held = ", ".join(map(str, steps))
-                raise CheckpointError(
-                    f"{self._directory} holds no checkpoint of step {step}; it holds: {held}"
-                )
-            header = self._restore(step, "header", ocp.args.JsonRestore())
-            digest, known = header.pop("digest", None), header.get("format") == _FORMAT
-            if (known or digest) and digest != _digest(header):
-                raise self._damaged(step, "the header does not match its digest")
-            if not known:
-                raise CheckpointError(
-                    f"{self._directory / str(step)} is of another version of jaxloss; train the "
-                    "run again, or use the version that wrote it"
-                )
-            self._headers[step] = header
-        return self._headers[step]
+    def _read_header(self, step: int) -> dict[str, Any]:
+        header = self._restore(step, "header", ocp.args.JsonRestore())
+        digest, known = header.pop("digest", None), header.get("format") == _FORMAT
+        if (known or digest) and digest != _digest(header):
+            raise self._damaged(step, "the header does not match its digest")
+        if not known:
+            raise CheckpointError(
+                f"{self._directory / str(step)} is of another version of jaxloss; train the run "
+                "again, or use the version that wrote it"
+            )
+        return header
 
     def _restore(self, step: int, item: str, args: Any) -> dict[str, Any]:
         try:

@@ -11,7 +11,7 @@ import math
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -51,9 +51,8 @@ def claim_run_directory(
 ) -> Iterator[None]:
     """Makes a directory the home of a run, and keeps other commands from training in it meanwhile.
 
-    Where the run had fewer steps, the report of those is renamed. Arguments and errors are those of
-    `check_run_directory`, and a `ConfigError` where another command trains in the directory. With
-    several processes, enter this in the first one only.
+    Where the run had fewer steps, the report of those is renamed. Arguments are those of
+    `check_run_directory`. With several processes, enter this in the first one only.
     """
     directory.mkdir(parents=True, exist_ok=True)
     busy = f"another process is training in {directory}; wait for it, or stop it first"
@@ -73,10 +72,9 @@ def check_run_directory(
 ) -> dict[str, Any] | None:
     """The configuration of the run in a directory, which goes on; None if the directory is new.
 
-    It may differ in one thing: the run there may have fewer steps, unless `fixed_steps` says why it
-    cannot go on with more. Raises a `ConfigMismatchError` if the directory belongs to another
-    configuration (the message lists the differences), its configuration is damaged, or it holds
-    other files.
+    The run there may have fewer steps, unless `fixed_steps` says why it cannot go on with more.
+    Raises a `ConfigMismatchError` if its configuration differs otherwise or is damaged, or if the
+    directory holds other files.
     """
     if directory.exists() and not directory.is_dir():
         raise ConfigMismatchError(f"{directory} is a file; choose another directory")
@@ -124,9 +122,8 @@ class MetricsLog(ExitStack):
     """Appends metrics to a file of JSON lines, and to TensorBoard events in the same directory.
 
     Opening removes lines after `resume_step`, and an incomplete last line of a killed run.
-    A step may have two lines, one of training and one of validation. Events of earlier calls stay
-    on disk, and TensorBoard hides those after `resume_step`. An object store gets both files by
-    `store` and at the end: nothing can be appended there.
+    TensorBoard hides earlier events after `resume_step`. An object store gets both files by `store`
+    and at the end: nothing can be appended there.
     """
 
     def __init__(self, directory: Path, *, resume_step: int):
@@ -180,12 +177,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file; a cut one, as by a kill, is left out with a warning."""
     rows, lines = [], path.read_bytes().splitlines()
     for line in lines:
-        try:
-            row = json.loads(line)
-            check_json(row, {"step": int})
+        with suppress(ValueError):
+            check_json(row := json.loads(line), {"step": int})
             rows.append(row)
-        except ValueError:
-            continue
     if cut := len(lines) - len(rows):
         logger.warning("%s: %d of %d lines are cut and left out", path, cut, len(lines))
     return rows

@@ -158,9 +158,9 @@ def build_features(
 ) -> Callable[[TrainState, ImageTable], np.ndarray]:
     """The features float32 [n, d] of images as a function of the state; it compiles once.
 
-    Several processes share the work: all of them call the function, each reads and embeds its share
-    of the images on its devices, and all receive the features of all images. The last batch is
-    filled up with copies of the last image. Raises a `DivergedError` where a feature is not finite.
+    With several processes, all of them call the function, each embeds its share of the images, and
+    all receive all features. The last batch is filled up with copies of the last image. Raises a
+    `DivergedError` where a feature is not finite.
     """
     devices = jax.local_devices()
     mesh = jax.make_mesh((len(devices),), ("batch",), (AxisType.Auto,), devices=devices)
@@ -193,11 +193,7 @@ def build_features(
 def build_outputs(
     graphdef: Any, objective: Objective, data: DataConfig, class_counts: np.ndarray
 ) -> Callable[[TrainState, ImageSet], Outputs]:
-    """The outputs of images as a function of the state; it compiles once.
-
-    The features are those of `build_features`. The logits raise a `DivergedError` where one is not
-    finite.
-    """
+    """The outputs of images as a function of the state, with features of `build_features`."""
     features_of, logits_of = build_features(graphdef, data), jax.jit(objective.logits)
 
     def outputs(state: TrainState, images: ImageSet) -> Outputs:
@@ -215,16 +211,8 @@ def build_outputs(
                 found = np.asarray(jnp.round(center_crops(found, data)).astype(jnp.uint8))
             return found
 
-        return Outputs(
-            features,
-            images.labels,
-            logits,
-            class_counts,
-            state.objective_state,
-            head,
-            images.class_names,
-            read,
-        )
+        own = class_counts, state.objective_state, head
+        return Outputs(features, images.labels, logits, *own, images.class_names, read)
 
     return outputs
 
