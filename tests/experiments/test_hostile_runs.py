@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import json
 import random
@@ -12,7 +11,6 @@ import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,11 +30,6 @@ from experiments.training.step import TrainState
 from experiments.training.weights import WeightsError, load_weights
 from tests.experiments.tiny_runs import TINY, light_backbones
 
-NASTY = (
-    *(None, True, "", "x", "\x1b[31m{step:>9}\n", "\ud800", -1, 0, 1.5, 10**300, 1e999),
-    *([], {}, [[]], {"": []}, json.loads("[" * 300 + "]" * 300)),
-)
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, folders) -> Iterator[RestoredRun]:
@@ -53,23 +46,10 @@ def run(trained, tmp_path) -> Path:
     return shutil.copytree(trained.directory, tmp_path / "copy")
 
 
-def edits(value: Any) -> Iterator[Any]:
-    """A value with each of its entries in turn removed, or replaced by something nasty."""
-    yield from NASTY
-    if not isinstance(value, dict | list):
-        return
-    for key in value if isinstance(value, dict) else range(min(len(value), 1)):
-        for edited in edits(value[key]):
-            changed = copy.copy(value)
-            changed[key] = edited
-            yield changed
-        yield {k: v for k, v in value.items() if k != key} if isinstance(value, dict) else value[1:]
-
-
 def damages(content: bytes, number: int) -> Iterator[bytes]:
     """Content that is cut, changed, doubled or replaced."""
     draw = random.Random(0)
-    yield from (b"", b"\x00" * 64, b"\xff\xfe", content * 2)
+    yield from (b"", b"\x00" * 64, b"\xff\xfe", content * 2, b"[1]", b"null", b"{}")
     for _ in range(number):
         place, more = draw.randrange(len(content) + 1), draw.randbytes(draw.randrange(1, 9))
         yield content[:place]
@@ -88,13 +68,6 @@ def check(trained: RestoredRun, directory: Path) -> None:
     report = read_report(directory / "report.json", lambda report: report_text(protocol, report))
     assert report is None or report_text(protocol, report)
     assert all(type(row["step"]) is int for row in read_metrics(directory / "metrics.jsonl"))
-
-
-@pytest.mark.parametrize(("name", "part"), [("config.json", 2), ("report.json", 10)])
-def test_edited_json(trained, run, name, part):
-    for value in [*edits(json.loads((run / name).read_text()))][::part]:
-        (run / name).write_text(json.dumps(value))
-        check(trained, run)
 
 
 @pytest.mark.parametrize("name", ["config.json", "report.json", "metrics.jsonl"])

@@ -19,7 +19,6 @@ from experiments.core.errors import DivergedError
 from experiments.core.protocol import ImageSet, Loss, Objective
 from experiments.data.augment import mix_batch
 from experiments.papers import build_protocol
-from experiments.papers.few_shot_data import FewShotData
 from experiments.papers.integration import IntegratedLoss
 from experiments.run import Plan, build_learner
 from experiments.training import parallel
@@ -90,16 +89,6 @@ def test_bfloat16_trains():
     exact = run_steps(TINY)[1][1]["loss"]
     assert metrics[1]["loss"] != exact
     assert metrics[1]["loss"] == pytest.approx(exact, rel=0.05)
-
-
-@pytest.mark.long
-@pytest.mark.xdist_group("dropping")
-def test_options_of_augmentation_and_drop_block_reach_the_step():
-    plain = dataclasses.replace(TINY, data=FewShotData(pad=0, flip=False))
-    # The rate rises with the steps of the run.
-    at_once = dataclasses.replace(DROPPING, model=dataclasses.replace(RESNET, drop_block_steps=0))
-    for one, other in ((TINY, plain), (DROPPING, at_once)):
-        assert run_steps(one)[1][0]["loss"] != run_steps(other)[1][0]["loss"]
 
 
 class _MeanPixel(nnx.Module):
