@@ -175,15 +175,14 @@ def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
     ways_shots = parse_strategy(sampling.strategy)
     if sampling.batch_size > size and ways_shots is None:
         raise ConfigError(
-            f"sampling.batch_size = {sampling.batch_size} must be at most {size}, the number of "
-            f"training images of {config.data.name}; set --sampling.batch-size {size}, or add "
-            "images"
+            f"sampling.batch_size = {sampling.batch_size} must be at most {size}, the training "
+            f"images of {config.data.name}; set --sampling.batch-size {size}, or add images"
         )
     if not multi_label:  # Else, images are not drawn by class.
         index = index_classes(labels_of(counts))
         # Raises if the data cannot give a batch.
         draw_batch(index, sampling.strategy, sampling.batch_size, seed=config.seed, step=0)
-        if ways_shots and (large := sum(counts >= ways_shots[1])) < len(counts):
+        if ways_shots and (large := (counts >= ways_shots[1]).sum()) < len(counts):
             _warn(
                 f"batches of {sampling.strategy} draw from {large} of {len(counts)} training "
                 f"classes, those with at least {ways_shots[1]} images"
@@ -206,17 +205,9 @@ def build_learner(
     For `axis_name` and `mesh` see `Problem`. If `abstract`, the state has `jax.ShapeDtypeStruct`s
     in place of arrays, for a checkpoint to fill.
     """
-    config, seed = plan.config, plan.config.seed
-    objective = plan.protocol.objective(
-        Problem(
-            num_features=plan.num_features,
-            class_counts=class_counts,
-            axis_name=axis_name,
-            mesh=mesh,
-            num_epochs=config.steps // steps_per_epoch,
-            seed=seed,
-        )
-    )
+    config, seed, epochs = plan.config, plan.config.seed, plan.config.steps // steps_per_epoch
+    problem = Problem(plan.num_features, class_counts, axis_name, mesh, epochs, seed)
+    objective = plan.protocol.objective(problem)
     optimizer = build_optimizer(config.optimizer, config.steps)
 
     def model() -> nnx.Module:
