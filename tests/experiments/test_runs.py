@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import chex
@@ -276,17 +278,24 @@ def test_other_evaluations_are_refused(few_shot_run, folders):
         evaluate(run, split="test", folders=folders)
 
 
-def test_accuracies_of_episodes_are_stored_beside_the_report(tmp_path, caplog, few_shot_run):
-    protocol = load_run(few_shot_run).plan.protocol
-    report = json.loads((few_shot_run / "report.json").read_text())
+REPORT = {
+    **{"label": "SCE⊕NCA", "data": "icons", "sampling": "random", "seed": 3, "step": 200},
+    **{"split": "novel", "num_features": 64, "metrics": [], "version": "0.9.0", "commit": None},
+    "validation": {"name": "1-shot accuracy", "unit": "%", "value": 0.5},
+}
+PROTOCOL: Any = SimpleNamespace(report=lambda results: ["5-way", "", f"| {results['step']} |"])
+
+
+def test_accuracies_of_episodes_are_stored_beside_the_report(tmp_path, caplog):
     episodes = {"base 1-shot": [0.25, 0.5, 1.0], "novel 1-shot": [0.75, 0.1, 0.0]}
-    paths = write_report(tmp_path, protocol, report | {"episodes": episodes})
-    assert json.loads(paths[1].read_text()) == report
+    report = REPORT | {"episodes": episodes}
+    paths = write_report(tmp_path, PROTOCOL, report)
+    assert json.loads(paths[1].read_text()) == REPORT
     found = read_episodes(tmp_path)
     assert list(found) == list(episodes)
     for name, values in episodes.items():
         np.testing.assert_array_equal(found[name], np.array(values, np.float32))
-    other = write_report(tmp_path, protocol, report | {"episodes": episodes}, "evaluation-novel")
+    other = write_report(tmp_path, PROTOCOL, report, "evaluation-novel")
     assert other[2].name == "evaluation-novel-episodes.npz"
     paths[2].write_bytes(paths[2].read_bytes()[:100])
     assert read_episodes(tmp_path) == {}
