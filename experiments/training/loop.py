@@ -143,12 +143,13 @@ def train(
                     log(step, validation=validation, **diagnostics)
                 if metrics_log is not None:  # First: a run that resumes needs the earlier lines.
                     metrics_log.store()
-                meta = parts.meta | {"seconds": time.monotonic() - begun}
+                seconds = time.monotonic() - begun
+                meta = parts.meta | {"seconds": seconds}
                 checkpoints.save(step, state, meta=meta, validation=validation)
                 since, counted = time.monotonic(), step
             stop(step, stop_signal)
         stop(steps, stop_request())  # One that came during the last validation or save.
-        return time.monotonic() - begun
+        return seconds
 
 
 def _resume(checkpoints: Checkpoints, directory: Path, initial: TrainState) -> tuple[Any, float]:
@@ -172,7 +173,7 @@ def _progress(name: str, done: int, steps: int) -> tqdm:
         total=steps,
         initial=done,
         desc=name,
-        unit=" steps",
+        unit="step",
         file=sys.stdout,
         mininterval=0.1 if often else 30,
         miniters=None if often else 0,
