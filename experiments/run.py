@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -28,12 +29,11 @@ from experiments.core.config import (
     TrainConfig,
     check_config,
     evaluation_sections,
-    option_types,
     set_options,
 )
-from experiments.core.errors import ConfigError, DivergedError, ExperimentError, nearest_path
+from experiments.core.errors import ConfigError, DivergedError, ExperimentError
 from experiments.core.processes import agree, check_shared, is_first, on_first
-from experiments.core.protocol import ClassCounts, Objective, Outputs, Problem, Protocol
+from experiments.core.protocol import ClassCounts, Metric, Objective, Outputs, Problem, Protocol
 from experiments.core.storage import check_local, storage_path
 from experiments.data.augment import check_augmentation, describe_augmentation, seen_shape
 from experiments.data.pipeline import RecordImages
@@ -53,28 +53,26 @@ from experiments.reporting.run import (
     write_report,
 )
 from experiments.training import loop, parallel
-from experiments.training.checkpoints import Checkpoints, checkpoints_folder, run_folder
+from experiments.training.checkpoints import CHECKPOINTS_FOLDER, Checkpoints, run_folder
 from experiments.training.loop import Parts
-from experiments.training.run_directory import (
-    Validation,
-    check_run_directory,
-    claim_run_directory,
-    read_config,
-    read_meta,
-)
+from experiments.training.run_directory import check_run_directory, read_config
 from experiments.training.step import (
     Batch,
     TrainState,
     build_optimizer,
     build_outputs,
     build_step,
-    initial_state,
     learning_rate,
 )
 from experiments.training.weights import load_weights
 from jaxloss.sampling import index_classes
 
 _log = logging.getLogger(__name__)
+
+
+def _warn(line: str) -> None:
+    if is_first():
+        _log.warning("%s", line)
 
 
 class Plan(NamedTuple):
@@ -85,6 +83,12 @@ class Plan(NamedTuple):
     image_shape: tuple[int, int, int]
     """Height, width and channels of the images that the model receives."""
     num_features: int
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics of the report: those of the protocol, and of the last checkpoint, too."""
+        last = [metric._replace(name=_of_last(metric.name)) for metric in self.protocol.metrics]
+        return [*self.protocol.metrics, *(last if self.config.report_last else ())]
 
 
 def plan_run(config: TrainConfig, *, num_devices: int | None = None, check: bool = True) -> Plan:
@@ -98,11 +102,8 @@ def plan_run(config: TrainConfig, *, num_devices: int | None = None, check: bool
         check_config(config)
     protocol = build_protocol(config)
     if check:
-        _check_options(config, protocol, num_devices)
+        _check_options(config, protocol, num_devices or jax.device_count())
     seen = seen_shape(lookup(config.data.name).image_shape, config.data)
-    if config.report_last:
-        last = [metric._replace(name=of_last(metric.name)) for metric in protocol.metrics]
-        protocol = protocol._replace(metrics=[*protocol.metrics, *last])
     num_features = nnx.eval_shape(
         lambda: build_backbone(config.model, image_shape=seen, axis_name=None, rngs=nnx.Rngs(0))
     ).num_features
@@ -118,44 +119,44 @@ def _with_data(config: TrainConfig) -> TrainConfig:
     changed: dict[str, Any] = {option: pinned(name) for option, name in names.items() if name}
     measured = {"mean": spec.mean, "std": spec.std}
     changed |= {option: value for option, value in measured.items() if not vars(data)[option]}
-    return dataclasses.replace(config, data=dataclasses.replace(data, **changed))
+    return replace(config, data=replace(data, **changed))
 
 
-def _check_options(config: TrainConfig, protocol: Protocol, num_devices: int | None) -> None:
-    """Checks what needs no network. Arguments as in `plan_run`."""
-    data, sampling, model = config.data, config.sampling, config.model
+def _check_options(config: TrainConfig, protocol: Protocol, num_devices: int) -> None:
+    """Checks what needs no network. Errors as in `plan_run`."""
+    data, sampling, model, optimizer = config.data, config.sampling, config.model, config.optimizer
     if data.mixup and protocol.compares_samples:
         raise ConfigError(
             f"data.mixup = {data.mixup} needs a loss of single samples, and {config.loss.name} "
             "compares samples with each other; set data.mixup = 0"
         )
-    learning_rate(config.optimizer, config.steps)  # Raises if the schedule does not fit.
+    learning_rate(optimizer, config.steps)  # Raises if the schedule does not fit.
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
-    if batch_size > MOST:
-        raise ConfigError(f"sampling.strategy must have at most {MOST} images in a batch")
-    parallel.check_batch_size(batch_size, num_devices or jax.device_count())
-    if not model.weights and config.optimizer.backbone_rate < 1:
+    if batch_size > MOST or batch_size % num_devices:
         raise ConfigError(
-            f"optimizer.backbone_rate = {config.optimizer.backbone_rate} is for a pretrained "
-            "backbone: set model.weights, or set optimizer.backbone_rate = 1 to train from scratch"
+            f"a batch of {batch_size} does not spread evenly over {num_devices} devices; choose a "
+            f"multiple of {num_devices} up to {MOST}"
+        )
+    if not model.weights and optimizer.backbone_rate < 1:
+        raise ConfigError(
+            f"optimizer.backbone_rate = {optimizer.backbone_rate} is for a pretrained backbone: "
+            "set model.weights, or set optimizer.backbone_rate = 1 to train from scratch"
         )
     if model.weights:
         path = storage_path(model.weights, "model.weights")
         if not path.exists():
-            hint = nearest_path(path) or "set a file *.safetensors or a folder of a run"
-            raise ConfigError(f"model.weights = {path} does not exist; {hint}")
+            raise ConfigError(f"model.weights = {path} does not exist")
         if path.is_file():
             check_local(path, "model.weights, a file,")
             if model.dim or model.projection != "linear-norm":
                 raise ConfigError(
-                    f"the file of model.weights has a backbone alone, and model.dim = {model.dim} "
-                    f"with model.projection = {model.projection} adds a layer; set model.dim = 0 "
-                    "and model.projection = linear-norm"
+                    "the file of model.weights has a backbone alone; set model.dim = 0 and "
+                    f"model.projection = linear-norm, got {model.dim} and {model.projection}"
                 )
     check_augmentation(data, lookup(data.name).image_shape[-1])
 
 
-def of_last(name: str) -> str:
+def _of_last(name: str) -> str:
     """The name of a metric of the last checkpoint, beside that of the best."""
     return f"{name} (last)"
 
@@ -165,31 +166,27 @@ def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
 
     Reads no image of prepared data. Raises a `ConfigError` where the data does not fit the run.
     """
-    config, protocol = plan.config, plan.protocol
-    parts, batch_size = protocol.parts(folders), config.sampling.batch_size
+    config, protocol, sampling = plan.config, plan.protocol, plan.config.sampling
+    parts = protocol.parts(folders)
     counts_by_split = {split: part.counts() for split, part in parts.items()}
-    training_counts = counts_by_split[protocol.splits[0]]
+    counts = counts_by_split[protocol.splits[0]]
     multi_label = lookup(config.data.name).multi_label
-    size = parts[protocol.splits[0]].size if multi_label else int(training_counts.sum())
-    if batch_size > size and parse_strategy(config.sampling.strategy) is None:
+    size = parts[protocol.splits[0]].size if multi_label else int(counts.sum())
+    ways_shots = parse_strategy(sampling.strategy)
+    if sampling.batch_size > size and ways_shots is None:
         raise ConfigError(
-            f"sampling.batch_size = {batch_size} must be at most {size}, the number of training "
+            f"sampling.batch_size = {sampling.batch_size} must be at most {size}, the training "
             f"images of {config.data.name}; set --sampling.batch-size {size}, or add images"
         )
     if not multi_label:  # Else, images are not drawn by class.
-        index = index_classes(labels_of(training_counts))
-        draw_batch(  # Raises if the data cannot give a batch.
-            index, config.sampling.strategy, batch_size, seed=config.seed, step=0
-        )
-        if ways_shots := parse_strategy(config.sampling.strategy):
-            ways, shots = ways_shots
-            large = int((training_counts >= shots).sum())
-            if large < len(training_counts) and is_first():
-                _log.warning(
-                    "batches of %dx%d draw from %d of %d training classes, those with at least %d "
-                    "images",
-                    *(ways, shots, large, len(training_counts), shots),
-                )
+        index = index_classes(labels_of(counts))
+        # Raises if the data cannot give a batch.
+        draw_batch(index, sampling.strategy, sampling.batch_size, seed=config.seed, step=0)
+        if ways_shots and (large := (counts >= ways_shots[1]).sum()) < len(counts):
+            _warn(
+                f"batches of {sampling.strategy} draw from {large} of {len(counts)} training "
+                f"classes, those with at least {ways_shots[1]} images"
+            )
     protocol.check_data(plan.num_features, counts_by_split)
     return counts_by_split
 
@@ -206,25 +203,26 @@ def build_learner(
     """What a run trains on classes with so many training images, int64 [C], and its first state.
 
     For `axis_name` and `mesh` see `Problem`. If `abstract`, the state has `jax.ShapeDtypeStruct`s
-    in place of arrays, for a checkpoint to fill; the backbone is initialised all the same.
+    in place of arrays, for a checkpoint to fill.
     """
-    config = plan.config
-    model = build_backbone(
-        config.model, image_shape=plan.image_shape, axis_name=axis_name, rngs=nnx.Rngs(config.seed)
-    )
-    problem = Problem(
-        num_features=plan.num_features,
-        class_counts=class_counts,
-        axis_name=axis_name,
-        mesh=mesh,
-        num_epochs=config.steps // steps_per_epoch,
-        seed=config.seed,
-    )
+    config, seed, epochs = plan.config, plan.config.seed, plan.config.steps // steps_per_epoch
+    problem = Problem(plan.num_features, class_counts, axis_name, mesh, epochs, seed)
     objective = plan.protocol.objective(problem)
     optimizer = build_optimizer(config.optimizer, config.steps)
-    graphdef, state = initial_state(
-        model, objective, optimizer, seed=config.seed, abstract=abstract
-    )
+
+    def model() -> nnx.Module:
+        how: Any = {"image_shape": plan.image_shape, "axis_name": axis_name}
+        return build_backbone(config.model, rngs=nnx.Rngs(seed), **how)
+
+    def start(backbone: Any, statistics: Any, objective_state: Any) -> TrainState:
+        head = objective.init_head(jax.random.fold_in(jax.random.key(seed), 1))
+        params, step = {"backbone": backbone, "classifier": head}, jnp.zeros((), jnp.int32)
+        return TrainState(step, params, statistics, optimizer.init(params), objective_state)
+
+    built = nnx.eval_shape(model) if abstract else model()
+    graphdef, *network = nnx.split(built, nnx.Param, ...)
+    parts: Any = (*network, objective.init_state())
+    state = jax.eval_shape(start, *parts) if abstract else start(*parts)
     return graphdef, objective, optimizer, state
 
 
@@ -233,16 +231,15 @@ def assemble(plan: Plan, folders: Folders, *, mode: ParallelMode = "pmap") -> Pa
     config, protocol, sampling = plan.config, plan.protocol, plan.config.sampling
     mesh = parallel.device_mesh() if mode == "jit" else None
     axis_name = parallel.axis_name(mode)
-    if is_first():  # Before the checks of the data, which it may explain.
-        for line in lookup(config.data.name).remarks:
-            _log.warning("data: %s", line)
+    for line in lookup(config.data.name).remarks:  # First: it may explain errors of the data.
+        _warn(f"data: {line}")
     counts_by_split = prepare_and_count(plan, folders)
     trained_on, held_out, _ = protocol.splits
-    training_counts, images = counts_by_split[trained_on], protocol.load(folders, trained_on)
+    class_counts, images = counts_by_split[trained_on], protocol.load(folders, trained_on)
     batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
     steps_per_epoch = len(images.labels) // batch_size
     graphdef, objective, optimizer, state = build_learner(
-        plan, training_counts, steps_per_epoch, axis_name=axis_name, mesh=mesh
+        plan, class_counts, steps_per_epoch, axis_name=axis_name, mesh=mesh
     )
     own, names = objective.classifier_state, "\n".join(images.class_names)
     classes = hashlib.sha256(names.encode()).hexdigest()[:24]
@@ -250,57 +247,47 @@ def assemble(plan: Plan, folders: Folders, *, mode: ParallelMode = "pmap") -> Pa
     if config.model.weights:
         path = storage_path(config.model.weights)
         state, origins = load_weights(path, state, own, classes, config.data.name)
-        if line := _test_images_seen(plan):
+        split = vars(config.data).get("class_split", "all")
+        seen = protocol.splits == SPLITS and seen_in_training(config, config.data.name, split)
+        if seen:
+            line = f"Weights: trained on {seen}; accuracy on test images may be too high."
             origins += [] if line in origins else [line]
-            if is_first():
-                _log.warning("%s", line)
-    train_step = build_step(
-        graphdef,
-        objective,
-        optimizer,
-        config.data,
-        key=jax.random.fold_in(jax.random.key(config.seed), 2),
-        axis_name=axis_name,
-    )
-    multi_label = images.labels.ndim == 2
-    index = len(images.labels) if multi_label else index_classes(images.labels)
+            _warn(line)
+    key = jax.random.fold_in(jax.random.key(config.seed), 2)
+    step = build_step(graphdef, objective, optimizer, config.data, key=key, axis_name=axis_name)
+    index = len(images.labels) if images.labels.ndim == 2 else index_classes(images.labels)
 
     def read(step: int) -> Batch:
         drawn = draw_batch(index, sampling.strategy, batch_size, seed=config.seed, step=step)
         rows = np.split(drawn, jax.process_count())[jax.process_index()]
         return Batch(images.images[rows], images.labels[rows])
 
-    outputs_of = build_outputs(graphdef, objective, config.data, training_counts)
-    images_held_out = protocol.load(folders, held_out) if held_out in counts_by_split else None
+    outputs_of = build_outputs(graphdef, objective, config.data, class_counts)
+    validated: Any = protocol.load(folders, held_out) if held_out in counts_by_split else None
 
-    def validate(state: TrainState) -> Validation:
-        assert images_held_out is not None
-        outputs = outputs_of(state, images_held_out)
-        return Validation(protocol.validate(outputs), protocol.diagnose(outputs))
+    def validate(state: TrainState) -> tuple[float, dict[str, float]]:
+        outputs = outputs_of(state, validated)
+        return protocol.validate(outputs), protocol.diagnose(outputs)
 
     return Parts(
         initial=state,
-        parallel=parallel.data_parallel(mode, train_step, mesh),
+        parallel=parallel.data_parallel(mode, step, mesh),
         read=read,
         ahead=isinstance(images.images, RecordImages),
         images_per_step=batch_size,
         steps_per_epoch=steps_per_epoch,
         after_epoch=objective.after_epoch,
-        validate=validate if images_held_out is not None else None,
-        class_counts=training_counts,
-        classes=classes,
-        classifier=own is not None,
-        origins=origins,
+        validate=None if validated is None else validate,
+        meta={
+            "config": config_to_dict(config),
+            "class_counts": class_counts.tolist(),
+            "classes": classes,
+            "classifier": own is not None,
+            "origins": origins,
+            "steps_per_epoch": steps_per_epoch,
+            "code": code_version(),
+        },
     )
-
-
-def _test_images_seen(plan: Plan) -> str:
-    """A sentence where the runs behind the weights may have been trained on test images."""
-    data, split = plan.config.data, vars(plan.config.data).get("class_split", "all")
-    tests = plan.protocol.splits == SPLITS
-    if not tests or not (seen := seen_in_training(plan.config, data.name, split)):
-        return ""
-    return f"Weights: trained on {seen}; accuracy on test images may be too high."
 
 
 def train_run(
@@ -311,37 +298,15 @@ def train_run(
     mode: ParallelMode = "pmap",
     stuck_after: float = 0,
 ) -> float:
-    """Trains a run to its end, from its newest checkpoint; returns the seconds of all calls.
+    """Trains a run to its end, as `loop.train` does; returns the seconds of all calls.
 
-    The plan and the machine determine every bit of the result. With several processes, all of them
-    call this with the same arguments, see the directory, and read their shards of every batch.
-    Arguments and errors are those of `assemble`, `claim_run_directory` and `loop.train`.
+    The plan and the machine determine every bit of the result.
     """
-    config = plan.config
     parts = assemble(plan, folders, mode=mode)
-    values = config_to_dict(config)
-    fixed = config.fixed_steps()
     if is_first():
-        print(f"augmentation: {describe_augmentation(config.data)}", flush=True)
-    on_first(lambda: claim_run_directory(directory, values, fixed_steps=fixed))
-    return loop.train(
-        parts,
-        directory,
-        steps=config.steps,
-        validate_every=config.validate_every,
-        log_every=config.log_every,
-        name=plan.protocol.description["label"],
-        meta={
-            "config": values,
-            "class_counts": parts.class_counts.tolist(),
-            "classes": parts.classes,
-            "classifier": parts.classifier,
-            "origins": parts.origins,
-            "steps_per_epoch": parts.steps_per_epoch,
-            "code": code_version(),
-        },
-        stuck_after=stuck_after,
-    )
+        print(f"augmentation: {describe_augmentation(plan.config.data)}", flush=True)
+    name = plan.protocol.description["label"]
+    return loop.train(parts, directory, plan.config, name=name, stuck_after=stuck_after)
 
 
 def train(
@@ -401,16 +366,12 @@ def complete_run(
     config, protocol = plan.config, plan.protocol
     values = config_to_dict(config)
     packages = ("jax", "jaxlib", "flax", "optax", "numpy")
-    common = {
-        **flatten_dict(values, sep="."),
-        "parallel": mode,
-        "local devices": f"{jax.local_device_count()} {jax.local_devices()[0].device_kind}",
-        **{f"version of {name}": metadata.version(name) for name in packages},
-        **{f"jaxloss {key}": value for key, value in code_version().items()},
-    }
-    agree("options or versions", common)
+    common = {f"version of {name}": metadata.version(name) for name in packages}
+    common |= {f"jaxloss {key}": value for key, value in code_version().items()}
+    common["local devices"] = f"{jax.local_device_count()} {jax.local_devices()[0].device_kind}"
+    agree("options or versions", common | flatten_dict(values, sep=".") | {"parallel": mode})
     check_shared(directory)
-    # Before any data is loaded; `train_run` checks again, and claims the directory.
+    # Before any data is loaded; training checks again, when it locks the directory.
     there = check_run_directory(directory, values, fixed_steps=config.fixed_steps())
     if there == values:  # Not one of fewer steps.
         path = directory / "report.json"
@@ -418,9 +379,10 @@ def complete_run(
             return report
     try:
         seconds = train_run(plan, directory, folders, mode=mode, stuck_after=stuck_after)
-        report = evaluate(load_run(directory), folders=folders) | {"seconds": seconds}
+        report = evaluate(_restore(directory, "best", plan), folders=folders)
+        report["seconds"] = seconds
         if config.report_last:
-            report = _with_last(report, directory, folders)
+            report = _with_last(report, _restore(directory, "latest", plan), folders)
     except DivergedError as error:
         report = describe_run(config, protocol) | {
             "split": protocol.splits[-1],
@@ -436,19 +398,16 @@ def complete_run(
     return report
 
 
-def _with_last(report: dict[str, Any], directory: Path, folders: Folders) -> dict[str, Any]:
-    """The report of the best checkpoint, with the results of the last one under `last`.
+def _with_last(report: dict[str, Any], run: RestoredRun, folders: Folders) -> dict[str, Any]:
+    """The report of the best checkpoint, with the results of the last one, `run`, under `last`.
 
-    The metrics of the last checkpoint follow those of the best, with names of their own. If the
-    best is the last, it is not evaluated again, and its metrics have both names.
+    The metrics of the last checkpoint follow those of the best, with names of their own.
     """
-    run = load_run(directory, "latest")
-    last = report if run.step == report["step"] else evaluate(run, folders=folders)
-    metrics = [metric | {"name": of_last(metric["name"])} for metric in last["metrics"]]
-    with_last = report | {"metrics": [*report["metrics"], *metrics], "last": dict(last)}
-    if (episodes := with_last["last"].pop("episodes", None)) is not None:
-        with_last["episodes"] = report["episodes"] | {of_last(k): v for k, v in episodes.items()}
-    return with_last
+    last = dict(report if run.step == report["step"] else evaluate(run, folders=folders))
+    metrics = [metric | {"name": _of_last(metric["name"])} for metric in last["metrics"]]
+    if episodes := last.pop("episodes", None):
+        report["episodes"] |= {_of_last(name): values for name, values in episodes.items()}
+    return report | {"metrics": [*report["metrics"], *metrics], "last": last}
 
 
 @dataclass(frozen=True, eq=False)
@@ -498,42 +457,39 @@ def load_run(folder: str | Path, checkpoint: str | int = "best") -> RestoredRun:
         `latest`, or the number of a step. Where the best or the latest is damaged, the next one is
         taken, and a note says so.
     """
-    path, which = storage_path(str(folder)), str(checkpoint)
-    if not (which.isascii() and which.isdecimal() and len(which) < 16) and which not in (
-        "best",
-        "latest",
-    ):
+    which = str(checkpoint)
+    if not re.fullmatch(r"best|latest|\d{1,15}", which, re.ASCII):
         shown = repr(which[:40])
         raise ConfigError(f"checkpoint must be best, latest or the number of a step, got {shown}")
-    with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
+    return _restore(storage_path(str(folder)), which)
 
-        def read(step: int) -> RestoredRun:
-            meta = read_meta(checkpoints, step)
-            plan = plan_run(config_from_dict(meta["config"]), check=False)
-            class_counts = np.array(meta["class_counts"], np.int64)
-            graphdef, objective, _, shapes = build_learner(
-                plan, class_counts, meta["steps_per_epoch"], abstract=True
-            )
-            state = checkpoints.restore(shapes, step).state
-            code, notes = meta["code"], list(meta.get("origins", ()))
-            if code != code_version():
-                notes += [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
-            value = checkpoints.validation(step)
-            parts = graphdef, objective, state, step, class_counts, value, notes
-            return RestoredRun(run_folder(path), plan, *parts)
 
+def _restore(path: Path, which: str, plan: Plan | None = None) -> RestoredRun:
+    """As `load_run`; for a run that was planned in this process, with its plan."""
+    with Checkpoints(run_folder(path) / CHECKPOINTS_FOLDER, read_only=True) as checkpoints:
         if which.isdecimal():
-            return read(int(which))
-        run, damaged = checkpoints.read_intact(read, best=which == "best")
-    used = f"the checkpoint of step {run.step} is used instead."
-    return replace(run, notes=[*(f"{error}; {used}" for error in damaged), *run.notes])
+            found, damaged = checkpoints.read(int(which)), []
+        else:
+            found, damaged = checkpoints.read_intact(best=which == "best")
+    meta = found.meta
+    plan = plan or plan_run(config_from_dict(meta["config"]), check=False)
+    class_counts = np.array(meta["class_counts"], np.int64)
+    graphdef, objective, _, shapes = build_learner(
+        plan, class_counts, meta["steps_per_epoch"], abstract=True
+    )
+    code, used = meta["code"], f"the checkpoint of step {found.step} is used instead."
+    notes = [*(f"{error}; {used}" for error in damaged), *meta["origins"]]
+    if code != code_version():
+        notes += [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
+    state, value, directory = found.fill(shapes), found.validation, run_folder(path)
+    parts = graphdef, objective, state, found.step, class_counts, value, notes
+    return RestoredRun(directory, plan, *parts)
 
 
 def config_of_run(path: Path) -> TrainConfig:
     """The configuration in the newest intact checkpoint of a run; errors as in `load_run`."""
-    with Checkpoints(checkpoints_folder(path), read_only=True) as checkpoints:
-        meta, _ = checkpoints.read_intact(lambda step: read_meta(checkpoints, step))
-    return config_from_dict(meta["config"])
+    with Checkpoints(run_folder(path) / CHECKPOINTS_FOLDER, read_only=True) as checkpoints:
+        return config_from_dict(checkpoints.read_intact()[0].meta["config"])
 
 
 def features_of(
@@ -616,46 +572,37 @@ def split_of(plan: Plan, split: str | None) -> str:
 def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
     """A configuration with other values of evaluation options; a `ConfigError` for any other."""
     sections = evaluation_sections(config)
-    known = [
-        f"{name}.{option}" for name, section in sections.items() for option in option_types(section)
-    ]
-    if unknown := sorted({name.replace("-", "_") for name in overrides} - {*known}):
-        raise ConfigError(
-            f"the evaluation of protocol {config.protocol} has no {', '.join(unknown)}; "
-            f"it has {', '.join(known) or 'no options'}"
-        )
+    for name in overrides:
+        if name.replace("-", "_").partition(".")[0] not in sections:
+            raise ConfigError(
+                f"the evaluation of protocol {config.protocol} has no {name}; it has the options "
+                f"of {', '.join(sections)}"
+            )
     config = set_options(config, overrides)
     check_config(config)
     return config
 
 
-def seen_in_training(
-    config: TrainConfig, data: str, split: ClassSplit = "all", most_runs: int = 100
-) -> str:
+def seen_in_training(config: TrainConfig, data: str, split: ClassSplit = "all") -> str:
     """What the backbone was trained on if test images may be among it, as a phrase; else empty.
 
-    Protocols that hold images out leave out the same ones as the test split of a classification of
-    `data`, whatever the image size; protocols that hold classes out train on all images of the
-    others. Two sets that share images count as seen. So do the images of the run whose weights this
-    one started from, as far as that run still exists; what a file of weights has seen is unknown.
-    At most `most_runs` such runs are followed: edited ones may name each other.
+    Protocols that hold images out leave out the test images of a classification of `data`; those
+    that hold classes out train on all images of the others. Two sets that share images count as
+    seen. So do the images of the runs whose weights this one started from, as far as they exist;
+    what a file of weights has seen is unknown.
     """
-    trained_on = config.data.name
-    if plain_name(trained_on) == plain_name(data):
-        all_are_base = vars(config.data).get("novel") or split in ("all", "base")
-        # Where classes are chosen, test images are not for training.
-        of_classes = "base" in build_protocol(config).splits and not test_split(trained_on)
-        if all_are_base and of_classes:
-            return f"base classes of {trained_on}, which include test images"
-    elif share_images(trained_on, data):
-        return f"{trained_on}, which shares images with {data}"
-    if not config.model.weights or not most_runs:
-        return ""
-    try:
-        if not (path := storage_path(config.model.weights)).is_dir():
-            return ""
-        started_from = run_folder(path)
-        before = config_from_dict(read_config(started_from))
-    except ExperimentError:
-        return ""
-    return seen_in_training(before, data, split, most_runs - 1)
+    for _ in range(100):  # Edited runs may name each other.
+        trained_on = config.data.name
+        if plain_name(trained_on) == plain_name(data):
+            all_are_base = vars(config.data).get("novel") or split in ("all", "base")
+            # Where classes are chosen, test images are not for training.
+            of_classes = "base" in build_protocol(config).splits and not test_split(trained_on)
+            if all_are_base and of_classes:
+                return f"base classes of {trained_on}, which include test images"
+        elif share_images(trained_on, data):
+            return f"{trained_on}, which shares images with {data}"
+        try:  # Without weights, or with a file of them, there is no configuration.
+            config = config_from_dict(read_config(run_folder(storage_path(config.model.weights))))
+        except ExperimentError:
+            break
+    return ""

@@ -203,7 +203,7 @@ def run_grid(
     cells = make_cells(config, axes, seeds, root)
     plans = [plan_run(cell.config) for cell in cells]
     pair_metrics = plans[0].protocol.pair_metrics if comparison.baseline else None
-    available = [metric for plan in plans for metric in plan.protocol.metrics]
+    available = [metric for plan in plans for metric in plan.metrics]
     available += pair_metrics.metrics if pair_metrics else ()
     _check_metrics(metrics, [*(metric.name for metric in available), VALIDATION])
     agree("runs", {str(number): str(cell.settings) for number, cell in enumerate(cells, start=1)})

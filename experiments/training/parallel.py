@@ -11,7 +11,6 @@ from flax import jax_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.core.config import ParallelMode
-from experiments.core.errors import ConfigError
 from experiments.core.protocol import BATCH_AXIS
 from experiments.training.step import Batch, Step
 
@@ -34,15 +33,6 @@ def axis_name(mode: ParallelMode) -> str | None:
     return BATCH_AXIS if mode == "pmap" else None
 
 
-def check_batch_size(batch_size: int, num_devices: int) -> None:
-    """Checks that a batch spreads evenly over the devices."""
-    if batch_size % num_devices:
-        raise ConfigError(
-            f"a batch of {batch_size} does not spread evenly over {num_devices} devices; "
-            f"choose a multiple of {num_devices}"
-        )
-
-
 def device_mesh(devices: Sequence[Any] | None = None) -> Mesh:
     """The mesh of all devices, or of those given, for a step by `jit`."""
     devices = jax.devices() if devices is None else devices
@@ -56,21 +46,21 @@ def data_parallel(mode: ParallelMode, step: Step, mesh: Mesh | None = None) -> D
     `jit` compiles the single-device step for global arrays.
     """
     if mode == "pmap":
+        local = jax.local_device_count()
         devices = None if mesh is None else mesh.devices.ravel().tolist()
         return DataParallel(
             replicate=jax_utils.replicate,
-            split=lambda batch: jax.tree.map(_by_local_device, batch),
+            split=lambda batch: jax.tree.map(
+                lambda rows: rows.reshape(local, -1, *rows.shape[1:]), batch
+            ),
             step=jax.pmap(step, axis_name=BATCH_AXIS, donate_argnums=0, devices=devices),
             single=lambda tree: jax.tree.map(lambda leaf: leaf.addressable_data(0)[0], tree),
         )
     replicated, spread = _shardings(device_mesh() if mesh is None else mesh)
-
-    def to_all(leaf):
-        value = np.asarray(leaf)
-        return jax.make_array_from_callback(value.shape, replicated, lambda index: value[index])
-
     return DataParallel(
-        replicate=lambda state: jax.tree.map(to_all, state),
+        replicate=lambda tree: jax.tree.map(
+            lambda leaf: jax.make_array_from_process_local_data(replicated, np.asarray(leaf)), tree
+        ),
         split=lambda batch: jax.tree.map(
             lambda rows: jax.make_array_from_process_local_data(spread, rows), batch
         ),
@@ -86,33 +76,25 @@ def lower(
 
     State and batch, of all devices, are arrays or `jax.ShapeDtypeStruct`.
     """
+    num, stacked = mesh.size, mode == "pmap"
+
+    def shaped(tree: Any, sharding: Any, shape_of: Callable[[Any], tuple[int, ...]]) -> Any:
+        def of(leaf: Any) -> Any:
+            shape = shape_of(leaf.shape) if stacked else leaf.shape
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=None if stacked else sharding)
+
+        return jax.tree.map(of, tree)
+
+    everywhere, spread = _shardings(mesh)
+    state = shaped(state, everywhere, lambda shape: (num, *shape))
+    batch = shaped(batch, spread, lambda shape: (num, shape[0] // num, *shape[1:]))
     spread_step = data_parallel(mode, step, mesh).step
-
-    def shaped(tree: Any, shape_of: Callable[[Any], tuple[int, ...]], sharding: Any = None) -> Any:
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(shape_of(leaf), leaf.dtype, sharding=sharding), tree
-        )
-
-    if mode == "pmap":
-        num = mesh.size
-        stacked = shaped(state, lambda leaf: (num, *leaf.shape))
-        split = shaped(batch, lambda rows: (num, rows.shape[0] // num, *rows.shape[1:]))
-        return spread_step.lower(stacked, split)
-    replicated, spread = _shardings(mesh)
-    placed = [
-        shaped(tree, lambda leaf: leaf.shape, own)
-        for tree, own in ((state, replicated), (batch, spread))
-    ]
-    traced = spread_step.trace(*placed)
-    return traced.lower(lowering_platforms=(mesh.devices.flat[0].platform,))
+    if stacked:
+        return spread_step.lower(state, batch)
+    platforms = (mesh.devices.flat[0].platform,)
+    return spread_step.trace(state, batch).lower(lowering_platforms=platforms)
 
 
 def _shardings(mesh: Mesh) -> tuple[NamedSharding, NamedSharding]:
     """A copy on each device, and rows spread over the devices."""
-    everywhere, rows = PartitionSpec(), PartitionSpec(BATCH_AXIS)
-    return NamedSharding(mesh, everywhere), NamedSharding(mesh, rows)
-
-
-def _by_local_device(rows: np.ndarray) -> np.ndarray:
-    devices = jax.local_device_count()
-    return rows.reshape(devices, rows.shape[0] // devices, *rows.shape[1:])
+    return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(BATCH_AXIS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,6 @@ import numpy as np
 import optax
 from flax import nnx
 from jax import Array, lax
-from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -42,35 +42,6 @@ class Batch(NamedTuple):
     """uint8 [n, h, w, c], or `Photographs`."""
     labels: Any
     """Integers [n], or [n, C] for a multi-label set."""
-
-
-def initial_state(
-    model: nnx.Module,
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    *,
-    seed: int,
-    abstract: bool = False,
-) -> tuple[nnx.GraphDef, TrainState]:
-    """The graph of the backbone and the state at step 0; `seed` is that of the head.
-
-    If `abstract`, the state has shapes and types in place of arrays.
-    """
-    graphdef, backbone, statistics = nnx.split(model, nnx.Param, ...)
-
-    def start(backbone: Any, statistics: Any, objective_state: Any) -> TrainState:
-        head = objective.init_head(jax.random.fold_in(jax.random.key(seed), 1))
-        params = {"backbone": backbone, "classifier": head}
-        return TrainState(
-            step=jnp.zeros((), jnp.int32),
-            params=params,
-            statistics=statistics,
-            opt_state=optimizer.init(params),
-            objective_state=objective_state,
-        )
-
-    arguments = (backbone, statistics, objective.init_state())
-    return graphdef, jax.eval_shape(start, *arguments) if abstract else start(*arguments)
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -106,32 +77,23 @@ def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
 def build_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """SGD with momentum or Adam, with weight decay in the gradient; or AdamW."""
 
-    def kernels(params):
-        return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
-
     def backbone(params):
-        return {
-            part: jax.tree.map(lambda _, part=part: part == "backbone", tree)
-            for part, tree in params.items()
-        }
+        return jax.tree_util.tree_map_with_path(lambda path, _: path[0].key == "backbone", params)
 
     rate = learning_rate(config, steps)
-    decayed = None if config.decay_all else kernels
-    decay = optax.add_decayed_weights(config.weight_decay, mask=decayed)
+    kernels: Any = partial(jax.tree.map, lambda leaf: leaf.ndim > 1)
+    how: Any = {"weight_decay": config.weight_decay, "mask": None if config.decay_all else kernels}
     if config.kind == "adamw":
-        parts = [optax.adamw(rate, weight_decay=config.weight_decay, mask=decayed)]
+        parts = [optax.adamw(rate, **how)]
     elif config.kind == "adam":
-        parts = [decay, optax.adam(rate)]
+        parts = [optax.add_decayed_weights(**how), optax.adam(rate)]
     else:
         sgd = optax.sgd(rate, momentum=config.momentum, nesterov=config.nesterov)
-        parts = [decay, sgd]
+        parts = [optax.add_decayed_weights(**how), sgd]
     if config.backbone_rate != 1:
         parts.append(optax.masked(optax.scale(config.backbone_rate), backbone))
     return optax.chain(*parts)
 
-
-_WHOLE_BATCH = 2**32 - 1
-"""In place of a sample's position, in the key of what a batch has in common."""
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]
 
@@ -157,7 +119,8 @@ def build_step(
         images, labels = augment(batch.images, augment_keys, data), batch.labels
         mixed = None
         if data.mixup:
-            whole = jax.random.fold_in(jax.random.fold_in(key, state.step), _WHOLE_BATCH)
+            # In place of a sample's position, the largest number: the key of the whole batch.
+            whole = jax.random.fold_in(jax.random.fold_in(key, state.step), 2**32 - 1)
             mixed = mix_batch(images, labels, whole, data.mixup, axis_name=axis_name)
             images, labels = mixed.images, mixed.labels
 
@@ -177,29 +140,13 @@ def build_step(
             loss_of, has_aux=True
         )(state.params)
         if axis_name is not None:
-            gradients, means = mean_over_devices((gradients, means), axis_name)
+            gradients, means = lax.pmean((gradients, means), axis_name)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
         metrics = {"loss": loss, **means, "gradient_norm": optax.global_norm(gradients)}
         return TrainState(state.step + 1, params, statistics, opt_state, objective_state), metrics
 
     return step
-
-
-def mean_over_devices(tree: Any, axis_name: str) -> Any:
-    """`lax.pmean` of arrays of floating-point numbers.
-
-    Compilers for GPUs and TPUs join small transfers; the one for CPUs sends every array by itself,
-    which takes 0.2 to 2 ms between processes. There, the arrays travel as one vector.
-    """
-
-    def together(tree):
-        vector, split = ravel_pytree(tree)
-        return split(lax.pmean(vector, axis_name))
-
-    return lax.platform_dependent(
-        tree, cpu=together, default=lambda tree: lax.pmean(tree, axis_name)
-    )
 
 
 _EMBEDDED = 256
@@ -211,9 +158,9 @@ def build_features(
 ) -> Callable[[TrainState, ImageTable], np.ndarray]:
     """The features float32 [n, d] of images as a function of the state; it compiles once.
 
-    Several processes share the work: all of them call the function, each reads and embeds its share
-    of the images on its devices, and all receive the features of all images. The last batch is
-    filled up with copies of the last image. Raises a `DivergedError` where a feature is not finite.
+    With several processes, all of them call the function, each embeds its share of the images, and
+    all receive all features. The last batch is filled up with copies of the last image. Raises a
+    `DivergedError` where a feature is not finite.
     """
     devices = jax.local_devices()
     mesh = jax.make_mesh((len(devices),), ("batch",), (AxisType.Auto,), devices=devices)
@@ -246,11 +193,7 @@ def build_features(
 def build_outputs(
     graphdef: Any, objective: Objective, data: DataConfig, class_counts: np.ndarray
 ) -> Callable[[TrainState, ImageSet], Outputs]:
-    """The outputs of images as a function of the state; it compiles once.
-
-    The features are those of `build_features`. The logits raise a `DivergedError` where one is not
-    finite.
-    """
+    """The outputs of images as a function of the state, with features of `build_features`."""
     features_of, logits_of = build_features(graphdef, data), jax.jit(objective.logits)
 
     def outputs(state: TrainState, images: ImageSet) -> Outputs:
@@ -268,16 +211,8 @@ def build_outputs(
                 found = np.asarray(jnp.round(center_crops(found, data)).astype(jnp.uint8))
             return found
 
-        return Outputs(
-            features,
-            images.labels,
-            logits,
-            class_counts,
-            state.objective_state,
-            head,
-            images.class_names,
-            read,
-        )
+        own = class_counts, state.objective_state, head
+        return Outputs(features, images.labels, logits, *own, images.class_names, read)
 
     return outputs
 

@@ -1,12 +1,8 @@
 """Initial weights: a backbone from a file, or a backbone and perhaps a classifier from a run.
 
 A file is in the safetensors format, with torchvision's names and shapes of ResNet-18, ResNet-50 and
-Swin-T. Of the residual networks these are
-`conv1.weight` [64, 3, 7, 7], `bn1.weight`, `bn1.bias`, `bn1.running_mean`, `bn1.running_var`; for
-block b (from 0) of stage s (from 1) `layer{s}.{b}.conv{i}.weight`, `layer{s}.{b}.bn{i}.*`, and
-where the shape changes `layer{s}.{b}.downsample.0.weight` and `.downsample.1.*`. Any float dtype is
-converted to float32. `fc.*`, the classifier (of Swin `head.*`), and `*.num_batches_tracked` are
-ignored. With torchvision installed, this makes such a file:
+Swin-T, in any float dtype. The classifier (`fc.*`, of Swin `head.*`) is ignored. With torchvision
+installed, this makes such a file:
 
     from safetensors.torch import save_file
     from torchvision.models import resnet50
@@ -18,6 +14,7 @@ Images must be normalised as for those weights (data.mean 0.485 0.456 0.406, dat
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Collection
 from pathlib import Path
@@ -27,17 +24,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.core.config import differences
 from experiments.core.errors import ExperimentError
 from experiments.core.processes import is_first
 from experiments.datasets import share_images
 from experiments.training.checkpoints import (
+    CHECKPOINTS_FOLDER,
     CheckpointError,
     Checkpoints,
-    DamagedCheckpointError,
-    checkpoints_folder,
+    run_folder,
     some_lines,
 )
-from experiments.training.run_directory import WEIGHTS_META, read_meta
 from experiments.training.step import TrainState
 
 _log = logging.getLogger(__name__)
@@ -74,91 +71,78 @@ def load_weights(
     """A first state with the backbone of a file or another run, and its classifier if it fits.
 
     A path is a file `*.safetensors`, a run directory, or its folder of checkpoints, whose best one
-    is used (the latest where there was no validation). Of a run with the same `classes`, of data
-    that shares images with `data`, the classifier and the entries `own` of the objective state are
-    taken, too, if their names, types and shapes are the same; `own` is None if no classifier is
-    trained. A `WeightsError` names entries of the backbone that are missing, unexpected, or of
-    another shape. Second, this returns and logs a line that says what was taken, after those of the
-    runs that the weights come from.
+    is used. Of a run with the same `classes`, of data that shares images with `data`, the
+    classifier and the entries `own` of the objective state are taken, too, if their names, types
+    and shapes are the same; `own` is None if no classifier is trained. A `WeightsError` names
+    entries of the backbone that are missing, unexpected, or of another shape. Second, this returns
+    and logs a line that says what was taken, after those of the runs that the weights come from.
     """
-    backbone = {"backbone": state.params["backbone"]}
-    bare = state._replace(step=None, params=backbone, opt_state=None, objective_state={})
+    params, objective_state = state.params, state.objective_state
     if not path.is_dir():
         if path.suffix != _SUFFIX or not path.is_file():
             raise WeightsError(f"{path} is neither a file *{_SUFFIX} nor a run directory")
-        params, statistics = _from_file(path, backbone["backbone"], state.statistics)
-        params = state.params | {"backbone": params}
+        backbone, statistics = _from_file(path, (params["backbone"], state.statistics))
+        params = params | {"backbone": backbone}
         return state._replace(params=params, statistics=statistics), [f"Weights: {path}."]
-    kept = {name: state.objective_state[name] for name in own or ()}
-    whole = bare._replace(params=state.params, objective_state=kept)
-    parts = ("params/backbone", "statistics")
-    further = ("params/classifier", *(f"objective_state/{name}" for name in own or ()))
-
-    def read(step: int) -> tuple[TrainState, list[str]]:
-        meta = read_meta(checkpoints, step, WEIGHTS_META)
-        before, theirs = meta.get("origins", []), meta.get("classes", "")
-        shared = bool(theirs) and share_images(meta["config"]["data"]["name"], data)
-        if shared and theirs != classes:
-            reason = "it has other classes of these images: held-out ones may be among them"
-        elif not (shared and meta.get("classifier", True) and own is not None):
-            reason = "the two runs do not both train a classifier of the same classes"
-        else:
-            try:
-                found = checkpoints.restore(whole, step, parts=parts + further).state
-                both = f"Weights: backbone and classifier of {path}, which has the same classes."
-                return found, [*before, both]
-            except DamagedCheckpointError:
-                raise
-            except CheckpointError:
-                reason = "its parameters have other names or shapes"
-        new = f"Weights: backbone of {path}, without its classifier: {reason}."
-        return checkpoints.restore(bare, step, parts=parts).state, [*before, new]
-
-    folder = checkpoints_folder(path)
     try:
-        with Checkpoints(folder, read_only=True) as checkpoints:
-            (found, origins), _ = checkpoints.read_intact(read, best=True)
+        with Checkpoints(run_folder(path) / CHECKPOINTS_FOLDER, read_only=True) as checkpoints:
+            run, _ = checkpoints.read_intact(best=True)
+        bare = {"params": {"backbone": params["backbone"]}, "statistics": state.statistics}
+        found = run.fill(bare, ("params/backbone/", "statistics/"))
     except CheckpointError as error:
         raise WeightsError(f"no backbone can be taken from {path}: {error}") from error
+    params, line = params | found["params"], ""
+    theirs = run.meta.get("classes")
+    shared = theirs and share_images(run.meta["config"]["data"]["name"], data)
+    if shared and theirs != classes:
+        reason = "it has other classes of these images: held-out ones may be among them"
+    elif own is None or not (shared and run.meta["classifier"]):
+        reason = "the two runs do not both train a classifier of the same classes"
+    else:
+        reason = "its parameters have other names or shapes"
+        kept = {name: objective_state[name] for name in own}
+        head = {"params": {"classifier": params["classifier"]}, "objective_state": kept}
+        parts = ("params/classifier/", *(f"objective_state/{name}/" for name in own))
+        with contextlib.suppress(CheckpointError):
+            head = run.fill(head, parts)
+            params = params | head["params"]
+            objective_state = objective_state | head["objective_state"] if own else objective_state
+            line = f"Weights: backbone and classifier of {path}, which has the same classes."
+    line = line or f"Weights: backbone of {path}, without its classifier: {reason}."
     if is_first():
-        _log.warning("%s", origins[-1])
-    found = jax.tree.map(jnp.asarray, found)
-    if own:
-        state = state._replace(objective_state=state.objective_state | found.objective_state)
-    params = state.params | found.params
-    return state._replace(params=params, statistics=found.statistics), origins
+        _log.warning("%s", line)
+    taken = jax.tree.map(jnp.asarray, (params, found["statistics"], objective_state))
+    state = state._replace(params=taken[0], statistics=taken[1], objective_state=taken[2])
+    return state, [*run.meta.get("origins", ()), line]
 
 
-def _from_file(path: Path, params: Any, statistics: Any) -> tuple[Any, Any]:
-    stored = _read(path)
-    trees = (params, statistics)
-    shapes = {
-        _torchvision_name(place): _torch_shape(place, leaf.shape)
-        for tree in trees
-        for place, leaf in jax.tree_util.tree_leaves_with_path(tree)
+def _from_file(path: Path, trees: Any) -> Any:
+    """The parameters and the statistics of a backbone, with the values of a file."""
+    stored = {name: array for name, array in _read(path).items() if not _ignored(name)}
+    places, structure = jax.tree_util.tree_flatten_with_path(trees)
+    axes, wanted = {}, {}
+    for (_, *place), leaf in places:
+        keys = jax.tree_util.keystr(tuple(place), simple=True, separator="/").split("/")
+        keys = keys[:-1] if keys[-1] == "value" else keys
+        name, order = _torchvision_name(keys), [*range(leaf.ndim)]
+        if keys[-1] == "kernel":  # PyTorch's are [out, in, h, w] or [out, in].
+            order = {4: [2, 3, 1, 0], 2: [1, 0]}[leaf.ndim]
+        axes[name] = order
+        wanted[name] = str([leaf.shape[order.index(axis)] for axis in range(leaf.ndim)])
+    found = {
+        name: str([*array.shape]) if jnp.issubdtype(array.dtype, jnp.floating) else "no floats"
+        for name, array in stored.items()
     }
-    problems = []
-    for name, shape in shapes.items():
-        array = stored.get(name)
-        if array is None:
-            problems.append(f"{name} {list(shape)}: missing")
-        elif array.shape != shape:
-            problems.append(f"{name}: {list(array.shape)} in the file, {list(shape)} wanted")
-        elif not jnp.issubdtype(array.dtype, jnp.floating):
-            problems.append(f"{name}: {array.dtype} in the file, floats wanted")
-        elif not np.isfinite(array.astype(np.float32)).all():
-            problems.append(f"{name}: not all values are finite")
-    others = (name for name in stored if name not in shapes and not _ignored(name))
-    problems += [f"{name}: unexpected" for name in others]
-    if problems:
-        raise WeightsError(f"{path} does not fit the backbone:{some_lines(problems)}")
-
-    def value(place: Any, leaf: Any) -> jax.Array:
-        array = stored[_torchvision_name(place)].astype(np.float32)
-        return jnp.asarray(array.transpose(_torch_axes(place, array.ndim)))
-
-    params, statistics = (jax.tree_util.tree_map_with_path(value, tree) for tree in trees)
-    return params, statistics
+    if lines := differences(found, wanted):
+        raise WeightsError(
+            f"{path} does not fit the backbone (left: the file, right: the backbone):"
+            f"{some_lines(lines)}"
+        )
+    values = [
+        jnp.asarray(stored[name].astype(np.float32).transpose(order))
+        for name, order in axes.items()
+    ]
+    return jax.tree.unflatten(structure, values)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -171,16 +155,15 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         ) from error
     try:
         return load_file(path)
-    except MemoryError:
-        raise
     except Exception as error:  # A SafetensorError, an OSError, and a KeyError of unknown dtypes.
-        reason = f"{type(error).__name__}: {error}"
-        raise WeightsError(f"{path} is damaged, or has types that NumPy lacks: {reason}") from error
+        raise WeightsError(
+            f"{path} is damaged, or has types that NumPy lacks: {error!r}"
+        ) from error
 
 
-def _torchvision_name(place: Any) -> str:
+def _torchvision_name(keys: list[str]) -> str:
     """torchvision's name for a leaf of the state of a `ResNet` or a `Swin`."""
-    match _path(place):
+    match keys:
         case ["stem", kind, leaf]:
             layer = {"conv": "conv1", "norm": "bn1"}[kind]
         case ["stages", stage, block, "layers", number, kind, leaf]:
@@ -205,22 +188,6 @@ def _torchvision_name(place: Any) -> str:
                 f"{'/'.join(other)}; set model.weights to a run directory instead"
             )
     return f"{layer}.{_LEAVES[leaf]}"
-
-
-def _path(place: Any) -> list[str]:
-    path = jax.tree_util.keystr(place, simple=True, separator="/").split("/")
-    return path[:-1] if path[-1] == "value" else path
-
-
-def _torch_axes(place: Any, ndim: int) -> tuple[int, ...]:
-    """The axes of PyTorch's kernels [out, in, h, w] or [out, in], in the order of ours."""
-    kernel = _path(place)[-1] == "kernel"
-    return {4: (2, 3, 1, 0), 2: (1, 0)}[ndim] if kernel else tuple(range(ndim))
-
-
-def _torch_shape(place: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
-    ours = dict(zip(_torch_axes(place, len(shape)), shape, strict=True))
-    return tuple(ours[axis] for axis in range(len(shape)))
 
 
 def _ignored(name: str) -> bool:

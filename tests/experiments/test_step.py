@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from functools import partial
 from unittest.mock import Mock
 
 import chex
@@ -14,15 +13,12 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
 from experiments.core.config import DataConfig, ModelConfig, ParallelMode, TrainConfig
 from experiments.core.errors import DivergedError
 from experiments.core.protocol import ImageSet, Loss, Objective
 from experiments.data.augment import mix_batch
 from experiments.papers import build_protocol
-from experiments.papers.few_shot_data import FewShotData
 from experiments.papers.integration import IntegratedLoss
 from experiments.run import Plan, build_learner
 from experiments.training import parallel
@@ -32,7 +28,6 @@ from experiments.training.step import (
     build_features,
     build_outputs,
     build_step,
-    mean_over_devices,
 )
 from tests.experiments.tiny_runs import TINY
 from tests.tolerances import FLOAT32
@@ -86,24 +81,6 @@ def test_pmap_and_sharded_jit_give_the_same_numbers(config):
     )
 
 
-def test_the_arrays_of_a_mean_travel_together_on_cpus():
-    tree = {
-        "a": np.arange(12, dtype=np.float32).reshape(4, 3),
-        "b": np.arange(4, dtype=np.float32) ** 2,
-    }
-    mesh = jax.make_mesh((4,), ("batch",), (AxisType.Auto,))
-
-    @jax.jit
-    @partial(jax.shard_map, mesh=mesh, in_specs=P("batch"), out_specs=P())
-    def mean(tree):
-        return mean_over_devices(jax.tree.map(lambda leaf: leaf[0], tree), "batch")
-
-    chex.assert_trees_all_close(mean(tree), jax.tree.map(lambda leaf: leaf.mean(0), tree))
-    for platform, transfers in (("cpu", 1), ("tpu", 2)):
-        lowered = mean.trace(tree).lower(lowering_platforms=(platform,)).as_text()
-        assert lowered.count("stablehlo.all_reduce") == transfers
-
-
 def test_bfloat16_trains():
     model = dataclasses.replace(TINY.model, dtype="bfloat16")
     state, metrics = run_steps(dataclasses.replace(TINY, model=model))
@@ -112,16 +89,6 @@ def test_bfloat16_trains():
     exact = run_steps(TINY)[1][1]["loss"]
     assert metrics[1]["loss"] != exact
     assert metrics[1]["loss"] == pytest.approx(exact, rel=0.05)
-
-
-@pytest.mark.long
-@pytest.mark.xdist_group("dropping")
-def test_options_of_augmentation_and_drop_block_reach_the_step():
-    plain = dataclasses.replace(TINY, data=FewShotData(pad=0, flip=False))
-    # The rate rises with the steps of the run.
-    at_once = dataclasses.replace(DROPPING, model=dataclasses.replace(RESNET, drop_block_steps=0))
-    for one, other in ((TINY, plain), (DROPPING, at_once)):
-        assert run_steps(one)[1][0]["loss"] != run_steps(other)[1][0]["loss"]
 
 
 class _MeanPixel(nnx.Module):
