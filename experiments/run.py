@@ -102,7 +102,7 @@ def plan_run(config: TrainConfig, *, num_devices: int | None = None, check: bool
     seen = seen_shape(lookup(config.data.name).image_shape, config.data)
     if config.report_last:
         last = [metric._replace(name=of_last(metric.name)) for metric in protocol.metrics]
-        protocol = protocol._replace(metrics=[*protocol.metrics, *last])
+        protocol.metrics = [*protocol.metrics, *last]
     num_features = nnx.eval_shape(
         lambda: build_backbone(config.model, image_shape=seen, axis_name=None, rngs=nnx.Rngs(0))
     ).num_features

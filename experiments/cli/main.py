@@ -29,7 +29,6 @@ from experiments.cli.evaluate import (
 )
 from experiments.cli.parsing import parse
 from experiments.cli.power import Power
-from experiments.cli.settings import Settings
 from experiments.cli.sweep import Compare, Sweep
 from experiments.cli.train import Train
 from experiments.core.config import TrainConfig
@@ -53,7 +52,6 @@ _COMMANDS: dict[str, tuple[Any, Iterable[str]]] = {
     "compare": (Compare, few_shot.PRESETS),
     "sweep": (Sweep, PRESETS),
     "power": (Power, ()),
-    "settings": (Settings, ()),
     "datasets": (Datasets, ()),
     "prepare": (Prepare, ()),
     "benchmark": (Benchmark, ()),

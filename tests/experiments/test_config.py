@@ -123,7 +123,7 @@ def test_whole_numbers_of_a_file_are_floats_too():
     ],
 )
 def test_labels_tell_what_is_minimised(protocol, options, label):
-    config = PROTOCOLS[protocol].config()
+    config = PROTOCOLS[protocol][0]()
     for option, value in options.items():
         config = replace_option(config, f"loss.{option}", value)
     assert build_protocol(config).description["label"] == label

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from experiments.papers.two_way import TwoWayConfig
 from sklearn.metrics import average_precision_score
 
 from experiments.core.errors import ConfigError
@@ -15,7 +16,6 @@ from experiments.data.pipeline import load_split
 from experiments.papers import classification, two_way
 from experiments.papers.classification import ClassificationData
 from experiments.papers.multi_label import MultiLabelLoss
-from experiments.papers.two_way import TwoWayConfig
 from experiments.run import plan_run
 from tests.jaxloss import references
 from tests.tolerances import FLOAT32

@@ -1,10 +1,12 @@
-"""The papers' experiments as configurations, one file a protocol.
+"""The papers' experiments as configurations, one table for each protocol.
 
-Results on the icons and kanji are in experiments/RESULTS.md. Photographs do not ship with the
-project; of them, only Fashion-MNIST has been run here, for a short time.
+Comments beside the values name their source: a table or section of the paper's supplement; the
+paper's main text, which is not at hand; the configuration or code that its authors published; or
+"ours", for what none of them fixes. They also say what differs from the published training.
+
+Results on the icons, kanji and Fashion-MNIST are in experiments/RESULTS.md; its appendix has their
+commands, and how settings were chosen. Other photographs have not been run here.
 """
-
-from __future__ import annotations
 
 import dataclasses
 
@@ -20,15 +22,7 @@ from experiments.papers.presets import (
 )
 from experiments.papers.presets.preset import Preset
 
-MODULES = (
-    few_shot,
-    group_softmax,
-    hyperspherical,
-    multi_label,
-    two_way,
-    negative_margin,
-    folder,
-)
+MODULES = few_shot, group_softmax, hyperspherical, multi_label, two_way, negative_margin, folder
 
 PRESETS: dict[str, Preset] = {
     name: preset._replace(config=dataclasses.replace(preset.config, preset=name))
@@ -36,7 +30,6 @@ PRESETS: dict[str, Preset] = {
     for name, preset in module.PRESETS.items()
 }
 """Every preset by its name, protocol by protocol."""
-
 
 REMOVED = {
     "icons-names": "train two towers with the library, as in docs/recipes/two_towers.md",

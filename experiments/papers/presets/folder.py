@@ -21,8 +21,6 @@ and 5 shots: clothes 51.5 and 65.0 %, icons 53.2 and 73.0 %. At 32 pixels: 48.3 
 and 60.3 %.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from experiments.core.config import ModelConfig, OptimizerConfig, SamplingConfig
