@@ -13,7 +13,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 
@@ -159,7 +159,6 @@ class NovelClasses(Protocol):
         """
         data, base = self.data, self._base_splits()
 
-        @cache
         def matched() -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
             every = load_labels(data.name, base, **vars(folders))[1]
             names = tuple(every[label] for label in chosen.classes)
@@ -176,16 +175,12 @@ class NovelClasses(Protocol):
             rows = np.flatnonzero(labels >= 0)
             return names, rows, labels[rows]
 
-        def counts() -> np.ndarray:
-            names, _, labels = matched()
-            return np.bincount(labels, minlength=len(names))
-
         def load() -> ImageSet:
             names, rows, labels = matched()
             images = load_split(data.base_test, "test", rows=rows, **vars(folders))
             return dataclasses.replace(images, labels=labels, class_names=names)
 
-        return Part(counts, load)
+        return Part(lambda: np.bincount(matched()[2], minlength=len(chosen.classes)), load)
 
     def check_options(self, num_features: int) -> None:
         """Checks that data sets and options fit together, and that there are enough classes."""

@@ -122,7 +122,7 @@ class NegativeMargin(NovelClasses):
         self.metrics = self._metrics(parts)
         self.validation_metric = Metric(f"{evaluation.validation_shots}-shot accuracy")
         bounds = [_share_bound(part) for part in parts if part != "base"]
-        self.pair_metrics = PairMetrics(bounds, measure_bounds)
+        self.pair_metrics = PairMetrics(bounds, share_bounds)
         smoothing = f", ε = {loss.label_smoothing:g}" if loss.label_smoothing else ""
         self.description = {
             "label": f"{_LABELS[loss.name]}, m = {loss.margin:g}{smoothing}",
@@ -141,12 +141,7 @@ class NegativeMargin(NovelClasses):
         others = [part for part in parts if part != "base"] if "base" in parts else []
         return [
             *(_accuracy(part, k, form) for part in parts for form in self.forms for k in shots),
-            *(
-                Metric(f"{p} {name}", "", higher)
-                for name, higher in _SCATTER.values()
-                for p in parts
-            ),
-            *(Metric(f"{part} {name}", "", None) for name in _COUNTED.values() for part in parts),
+            *(Metric(f"{p} {name}", "", up) for name, up in _MEASURES.values() for p in parts),
             *(Metric(f"{part} {_SHARE_OF_EQ_10}", "") for part in others),
         ]
 
@@ -234,9 +229,8 @@ class NegativeMargin(NovelClasses):
             scatter = _discriminability(features, labels)._asdict()
             discriminability[part] = {column: float(value) for column, value in scatter.items()}
             counted[part] = shared_predictions(outputs.logits().argmax(1), labels)._asdict()
-            names = {column: name for column, (name, _) in _SCATTER.items()} | _COUNTED
             for column, value in (discriminability[part] | counted[part]).items():
-                values[f"{part} {names[column]}"] = (value,)
+                values[f"{part} {_MEASURES[column][0]}"] = (value,)
         shares = shares_of_eq_10(discriminability)
         values |= {f"{part} {_SHARE_OF_EQ_10}": (share,) for part, share in shares.items()}
         return {
@@ -261,13 +255,13 @@ class NegativeMargin(NovelClasses):
         shares, rows = results["shares_of_eq_10"], []
         number = f"{results['base_classes']} " if results["base_classes"] else ""
         for split, scatter in results["discriminability"].items():
-            values = [results["shared_predictions"][split][column] for column in _COUNTED]
-            values += [shares.get(split)] * bool(shares)
+            counted = results["shared_predictions"][split]
+            values = [counted["share"], counted["chance"], *[shares.get(split)] * bool(shares)]
             cells = ["–" if value is None else f"{value:.3f}" for value in values]
-            rows.append([split, *(f"{scatter[name]:.4f}" for name in ("intra", "inter", "ratio"))])
-            rows[-1] += cells
-        columns = ["classes", "D_intra", "D_inter", "D_inter / D_intra"]
-        columns += [*_COUNTED.values(), *[_SHARE_OF_EQ_10] * bool(shares)]
+            scatters = (f"{scatter[name]:.4f}" for name in ("intra", "inter", "ratio"))
+            rows.append([split, *scatters, *cells])
+        columns = ["classes", "D_intra", "D_inter", "D_inter / D_intra", "P^s", "P^s by chance"]
+        columns += [_SHARE_OF_EQ_10] * bool(shares)
         inverted = f"; {_SHARE_OF_EQ_10}: the share with which it gives D_intra" if shares else ""
         lines = [
             f"{evaluation['ways']}-way, {evaluation['queries']} queries per class, "
@@ -298,33 +292,31 @@ def fine_tuned_classifier(
 
 
 _discriminability = jax.jit(jaxloss.discriminability)
-# Of every field of `jaxloss.discriminability`: its name, and whether higher is better.
-_SCATTER = {
+# Of every field of `jaxloss.discriminability` and `SharedPredictions`: its name in metrics, and
+# whether higher is better.
+_MEASURES = {
     "ratio": ("discriminability", True),
     "intra": ("D_intra", False),
     "inter": ("D_inter", True),
+    "share": ("P^s", None),
+    "chance": ("P^s by chance", None),
 }
-_COUNTED = {"share": "P^s", "chance": "P^s by chance"}
-"""Of every field of `SharedPredictions`: its name."""
 _SHARE_OF_EQ_10 = "share of eq. (10)"
 
 _LEAST_GAP = 1e-6
 """D_inter − D_intra of base classes from which on a share of eq. (10) is more than rounding."""
 
-_Scatters = dict[str, dict[str, float]]
-"""For each split, the fields of `jaxloss.discriminability`."""
 
-
-def shares_of_eq_10(scatters: _Scatters) -> dict[str, float | None]:
+def shares_of_eq_10(scatters: dict[str, dict[str, float]]) -> dict[str, float | None]:
     r"""The share s with which eq. (10) gives the D_intra that each split other than base has.
 
     .. math:: s = \frac{D_{inter}(base) - D_{intra}(split)}{D_{inter}(base) - D_{intra}(base)}
 
-    In eq. (10) of the paper (Liu et al., ECCV 2020), a share P^s of the pairs of a class are as
-    close as pairs of a base class, and the others as far apart as two base classes. Where s differs
-    from the P^s that is counted, eq. (10) does not hold. s is above 1 where the classes are more
-    compact than base classes, lower where the images of base classes are those of training, and
-    None where base classes are not apart. Without `base` there is none.
+    In eq. (10) of the paper, a share P^s of the pairs of a class are as close as pairs of a base
+    class, and the others as far apart as two base classes. Where s differs from the P^s that is
+    counted, eq. (10) does not hold. s is above 1 where the classes are more compact than base
+    classes, and None where base classes are not apart. `scatters` has the fields of
+    `jaxloss.discriminability` for each split.
     """
     if "base" not in scatters:
         return {}
@@ -337,36 +329,30 @@ def shares_of_eq_10(scatters: _Scatters) -> dict[str, float | None]:
     }
 
 
-def share_bounds(scatters: _Scatters, baseline: _Scatters) -> dict[str, float | None]:
-    r"""The bound of eq. (12) on P^s for each split other than base.
+def share_bounds(report: dict[str, Any], baseline: dict[str, Any]) -> list[dict[str, Any]]:
+    r"""The bound of eq. (12) on P^s for each split other than base, from two reports.
 
     .. math:: P^s < \frac{ψ_1 - ψ_2}{ψ_1 (1 - φ_2^{-1}) - ψ_2 (1 - φ_1^{-1})}, \quad
        ψ = \frac{D_{inter}(split)}{D_{inter}(base)}, \quad
        φ = \frac{D_{inter}(base)}{D_{intra}(base)}
 
     With a P^s below it, and the same for both margins, eq. (11) gives the split a higher
-    discriminability with margin 1 (`scatters`) than with margin 2 (`baseline`), in the paper the
+    discriminability with margin 1 (`report`) than with margin 2 (`baseline`), in the paper the
     larger one. None where base classes are not apart with one of the margins, or where the
     denominator is not positive: then eq. (12) sets no upper bound.
     """
-    if "base" not in scatters:
-        return {}
-    bounds: dict[str, float | None] = dict.fromkeys(part for part in scatters if part != "base")
-    runs, bases = (scatters, baseline), (scatters["base"], baseline["base"])
-    if any(base["inter"] - base["intra"] <= _LEAST_GAP for base in bases):
-        return bounds
-    apart, apart_baseline = (1 - base["intra"] / base["inter"] for base in bases)
-    for part in bounds:
-        psi, psi_baseline = (run[part]["inter"] / run["base"]["inter"] for run in runs)
-        denominator = psi * apart_baseline - psi_baseline * apart
-        if denominator > _LEAST_GAP:
-            bounds[part] = (psi - psi_baseline) / denominator
-    return bounds
-
-
-def measure_bounds(report: dict[str, Any], baseline: dict[str, Any]) -> list[dict[str, Any]]:
-    """The bounds on P^s of a run, compared with the run of the baseline."""
-    bounds = share_bounds(report["discriminability"], baseline["discriminability"])
+    runs = report["discriminability"], baseline["discriminability"]
+    if "base" not in runs[0]:
+        return []
+    bases = [run["base"] for run in runs]
+    bounds: dict[str, float | None] = dict.fromkeys(part for part in runs[0] if part != "base")
+    if all(base["inter"] - base["intra"] > _LEAST_GAP for base in bases):
+        apart, apart_baseline = (1 - base["intra"] / base["inter"] for base in bases)
+        for part in bounds:
+            psi, psi_baseline = (run[part]["inter"] / run["base"]["inter"] for run in runs)
+            denominator = psi * apart_baseline - psi_baseline * apart
+            if denominator > _LEAST_GAP:
+                bounds[part] = (psi - psi_baseline) / denominator
     return [_share_bound(part).measured(bound) for part, bound in bounds.items()]
 
 
