@@ -23,6 +23,7 @@ from experiments.data.augment import mix_batch
 from experiments.evaluation.classification import evaluate_logits
 from experiments.papers import hyperspherical
 from experiments.papers.hyperspherical import (
+    Hyperspherical,
     HypersphericalConfig,
     HypersphericalEvaluation,
     HypersphericalLoss,
@@ -56,7 +57,7 @@ TINY = HypersphericalConfig(
 def build(seed: int = 0, num_epochs: int = 2, axis_name: str | None = None, **options) -> Objective:
     problem = Problem(DIM, COUNTS, axis_name=axis_name, num_epochs=num_epochs, seed=seed)
     config = HypersphericalConfig(loss=HypersphericalLoss(**options))
-    return hyperspherical.build(config).objective(problem)
+    return Hyperspherical(config).objective(problem)
 
 
 def samples(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -185,11 +186,10 @@ def test_the_first_assignment_depends_on_the_seed_alone_and_static_keeps_it():
     for name in ("static", "fixed-ce"):
         np.testing.assert_array_equal(first(0, "dynamic"), first(0, name))
     assert (first(0, "static") != first(1, "static")).any()
-    static, (features, labels) = build(name="static"), samples()
+    static = build(name="static")
     state = static.init_state()
     assert static.after_epoch is None
-    loss = static.loss(jnp.asarray(features), jnp.asarray(labels), {}, state)
-    assert loss.objective_state is state
+    assert static.loss(*map(jnp.asarray, samples()), {}, state).objective_state is state
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +250,7 @@ def test_calibration_is_that_of_the_logits_or_of_the_cosines(name):
     for calibration, expected in calibrations.items():
         evaluation = HypersphericalEvaluation(calibration=calibration)
         loss = HypersphericalLoss(name=name, scale=9.0)
-        protocol = hyperspherical.build(HypersphericalConfig(loss=loss, evaluation=evaluation))
+        protocol = Hyperspherical(HypersphericalConfig(loss=loss, evaluation=evaluation))
         results: Any = protocol.evaluate("test", lambda split: outputs) | {"split": "test"}
         wanted = evaluate_logits(expected, labels).calibration_error
         assert results["result"]["calibration_error"] == pytest.approx(wanted, rel=4 * FLOAT32)
