@@ -67,11 +67,9 @@ ClassCounts: TypeAlias = Mapping[str, np.ndarray]
 class Part(NamedTuple):
     """The images of one split of a protocol."""
 
-    counts: Callable[[], np.ndarray]
-    """int64 [C], those of every class or with every label."""
+    counts: Callable[[], np.ndarray]  # int64 [C], those of every class or with every label.
     load: Callable[[], ImageSet]
-    size: int = 0
-    """Their number, where an image has any number of labels."""
+    size: int = 0  # Their number, where an image has any number of labels.
 
 
 class Metric(NamedTuple):
@@ -112,28 +110,20 @@ def mean_and_interval(values: np.ndarray | Sequence[float]) -> tuple[float, floa
 class Problem(NamedTuple):
     """What an objective is built for."""
 
-    num_features: int
-    """Features d of the backbone."""
-    class_counts: np.ndarray
-    """int64 [C], training images of every class."""
-    axis_name: str | None = None
-    """The mapped axis over which the batch is spread, or None."""
-    mesh: Mesh | None = None
-    """The devices of a sharded jit, whose axis `BATCH_AXIS` the features are spread over."""
-    num_epochs: int = 0
-    """Epochs that end within the run."""
+    num_features: int  # Features d of the backbone.
+    class_counts: np.ndarray  # int64 [C], training images of every class.
+    axis_name: str | None = None  # The mapped axis over which the batch is spread.
+    mesh: Mesh | None = None  # Of a sharded jit: its axis `BATCH_AXIS` spreads the features.
+    num_epochs: int = 0  # Epochs that end within the run.
     seed: int = 0
 
 
 class Loss(NamedTuple):
     """The loss of a batch."""
 
-    value: Array
-    """float []: over all devices."""
-    objective_state: Any
-    """The new objective state: the same on all devices."""
-    means: dict[str, Array]
-    """float [], for the metrics log: means over this device's rows of the batch."""
+    value: Array  # float []: over all devices.
+    objective_state: Any  # The new objective state: the same on all devices.
+    means: dict[str, Array]  # For the metrics log: float [], over this device's rows of the batch.
 
 
 class Objective(NamedTuple):

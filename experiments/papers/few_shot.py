@@ -64,7 +64,6 @@ class FewShotConfig(TrainConfig):
     """A run of protocol A."""
 
     protocol: ClassVar[str] = "few-shot"
-
     data: FewShotData = field(default_factory=FewShotData)
     loss: IntegratedLoss = field(default_factory=IntegratedLoss)
     evaluation: IntegrationEvaluation = field(default_factory=IntegrationEvaluation)

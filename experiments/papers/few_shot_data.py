@@ -1,10 +1,9 @@
 """What the protocols A and E share: classes that a data set holds out, or chosen by a seed.
 
-A data set such as `icons` holds its validation and novel classes out. Of one that holds none out,
-such as `fashion_mnist`, `base_classes` classes are base classes and all others novel; none is left
-for validation. Its training images of base classes are for training, and its test images of all
-classes for evaluation. Of a folder without splits, all images of base classes are for training, and
-all of novel ones for evaluation.
+Of a set that holds no classes out, such as `fashion_mnist`, `base_classes` classes are base classes
+and all others novel; none is left for validation. Its training images of base classes are for
+training, and its test images of all classes for evaluation. Of a folder without splits, all images
+of base classes are for training, and all of novel ones for evaluation.
 """
 
 from __future__ import annotations
@@ -230,18 +229,17 @@ class NovelClasses(Protocol):
 
     def check_shapes(self) -> None:
         """Checks that the images of all sets have one shape."""
-        options = {option: vars(self.data)[option] for option in ("name", "novel", "base_test")}
-        shapes = {
-            option: "×".join(map(str, seen_shape(lookup(name).image_shape, self.data)))
-            for option, name in options.items()
-            if name
-        }
-        for option, shape in shapes.items():
-            if shape != shapes["name"]:
+
+        def shape_of(name: str) -> str:
+            return "×".join(map(str, seen_shape(lookup(name).image_shape, self.data)))
+
+        own = shape_of(self.data.name)
+        for option in ("novel", "base_test"):
+            if (name := vars(self.data)[option]) and (shape := shape_of(name)) != own:
                 raise ConfigError(
-                    f"images of {self.data.name} are {shapes['name']}, those of data.{option} = "
-                    f"{options[option]} are {shape}; set data.image_size to resize both, and "
-                    "choose sets with the same channels"
+                    f"images of {self.data.name} are {own}, those of data.{option} = {name} are "
+                    f"{shape}; set data.image_size to resize both, and choose sets with the same "
+                    "channels"
                 )
 
     def check_classes(self, counts: np.ndarray, classes: str, shots: Iterable[int]) -> None:

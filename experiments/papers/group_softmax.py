@@ -46,7 +46,6 @@ class GroupSoftmaxConfig(TrainConfig):
     """A run of protocol B."""
 
     protocol: ClassVar[str] = "group-softmax"
-
     data: ClassificationData = field(default_factory=ClassificationData)
     loss: GroupLoss = field(default_factory=GroupLoss)
 

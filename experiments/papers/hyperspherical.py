@@ -5,7 +5,6 @@ Saadabadi et al., CVPR 2024: balanced classes and long tails.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, ClassVar, Literal
@@ -76,7 +75,6 @@ class HypersphericalConfig(TrainConfig):
     """A run of protocol C."""
 
     protocol: ClassVar[str] = "hyperspherical"
-
     data: ClassificationData = field(default_factory=ClassificationData)
     loss: HypersphericalLoss = field(default_factory=HypersphericalLoss)
     evaluation: HypersphericalEvaluation = field(default_factory=HypersphericalEvaluation)
@@ -128,7 +126,10 @@ class Hyperspherical(Classification):
         options, axis_name = self.options, problem.axis_name
         num_classes, dim = len(problem.class_counts), problem.num_features
         linear = options.name == "fixed-ce" and options.logits == "linear"
-        distance = _distance(options, problem)
+        balanced = partial(jaxloss.class_balanced_lengths, num_classes=num_classes)
+        lengths = None
+        if options.criterion == "dot-regression" and options.lengths == "training-set":
+            lengths = balanced(jnp.asarray(labels_of(problem.class_counts)))
 
         def init_state():
             key = jax.random.fold_in(jax.random.key(problem.seed), 3)
@@ -150,6 +151,18 @@ class Hyperspherical(Classification):
                 return jaxloss.linear_logits(features, _assigned(state))
             return options.scale * jaxloss.cosine_logits(features, _assigned(state))
 
+        def distance(features, labels, state):
+            prototypes = state["prototypes"]
+            how: Any = {"assignment": state["assignment"], "reduction": options.reduction}
+            how["axis_name"] = axis_name
+            if options.criterion == "prototype":
+                return jaxloss.prototype_loss(features, labels, prototypes, **how)
+            features /= optax.safe_norm(features, 1e-12, axis=1, keepdims=True)
+            # Mixup's second labels are those of the whole batch in another order, so that both
+            # terms of its loss get the lengths of the batch before mixup.
+            own = balanced(labels, axis_name=axis_name) if lengths is None else lengths
+            return jaxloss.dot_regression_loss(features, labels, prototypes, lengths=own, **how)
+
         def loss(features, labels, head, state):
             logits = logits_of(features, head, state)
             if options.name == "fixed-ce":
@@ -157,14 +170,9 @@ class Hyperspherical(Classification):
             else:
                 value = distance(features, labels, state)
             if self.dynamic:
-                means = jaxloss.update_class_means(
-                    state["class_means"],
-                    features,
-                    labels,
-                    decay=options.decay,
-                    axis_name=axis_name,
-                )
-                state = state | {"class_means": means}
+                how: Any = {"decay": options.decay, "axis_name": axis_name}
+                moved = jaxloss.update_class_means(state["class_means"], features, labels, **how)
+                state = state | {"class_means": moved}
             return Loss(value, state, train_accuracy(logits, labels))
 
         return Objective(
@@ -227,31 +235,6 @@ def reassign(state: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array
     epoch = jnp.sum(state["reassigned"] >= 0)
     logged = {name: state[name].at[epoch].set(numbers[name]) for name in numbers}
     return state | logged | {"assignment": assignment}, numbers
-
-
-def _distance(
-    options: HypersphericalLoss, problem: Problem
-) -> Callable[[Array, Array, dict[str, Array]], Array]:
-    """The distance of features [n, d] to the prototypes of their labels [n]."""
-    common: Any = {"reduction": options.reduction, "axis_name": problem.axis_name}
-    balanced = partial(jaxloss.class_balanced_lengths, num_classes=len(problem.class_counts))
-    lengths = None
-    if options.criterion == "dot-regression" and options.lengths == "training-set":
-        lengths = balanced(jnp.asarray(labels_of(problem.class_counts)))
-
-    def distance(features, labels, state):
-        assigned = {**common, "assignment": state["assignment"]}
-        if options.criterion == "prototype":
-            return jaxloss.prototype_loss(features, labels, state["prototypes"], **assigned)
-        features /= optax.safe_norm(features, 1e-12, axis=1, keepdims=True)
-        # Mixup's second labels are those of the whole batch in another order, so that both terms
-        # of its loss get the lengths of the batch before mixup.
-        own = balanced(labels, axis_name=problem.axis_name) if lengths is None else lengths
-        return jaxloss.dot_regression_loss(
-            features, labels, state["prototypes"], lengths=own, **assigned
-        )
-
-    return distance
 
 
 def calibrated_logits(config: HypersphericalConfig, outputs: Outputs) -> np.ndarray:

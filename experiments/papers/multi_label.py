@@ -124,7 +124,6 @@ class MultiLabelConfig(TrainConfig):
     """A run of protocol D."""
 
     protocol: ClassVar[str] = "multi-label"
-
     data: MultiLabelData = field(default_factory=MultiLabelData)
     loss: MultiLabelLoss = field(default_factory=MultiLabelLoss)
 
@@ -134,7 +133,6 @@ class TwoWayConfig(TrainConfig):
     """A run of protocol D on images of one class."""
 
     protocol: ClassVar[str] = "two-way"
-
     data: ClassificationData = field(default_factory=ClassificationData)
     loss: MultiLabelLoss = field(default_factory=MultiLabelLoss)
 

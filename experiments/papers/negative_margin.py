@@ -93,7 +93,6 @@ class NegativeMarginConfig(TrainConfig):
     """A run of protocol E."""
 
     protocol: ClassVar[str] = "negative-margin"
-
     data: MarginData = field(default_factory=MarginData)
     loss: MarginLoss = field(default_factory=MarginLoss)
     evaluation: MarginEvaluation = field(default_factory=MarginEvaluation)
