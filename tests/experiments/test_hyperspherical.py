@@ -186,10 +186,10 @@ def test_the_first_assignment_depends_on_the_seed_alone_and_static_keeps_it():
     for name in ("static", "fixed-ce"):
         np.testing.assert_array_equal(first(0, "dynamic"), first(0, name))
     assert (first(0, "static") != first(1, "static")).any()
-    static = build(name="static")
+    static, (features, labels) = build(name="static"), map(jnp.asarray, samples())
     state = static.init_state()
     assert static.after_epoch is None
-    assert static.loss(*map(jnp.asarray, samples()), {}, state).objective_state is state
+    assert static.loss(features, labels, {}, state).objective_state is state
 
 
 @pytest.fixture(scope="module")
