@@ -37,7 +37,7 @@ These are the sweep of margins, Table 6 (label smoothing), and Fig. 9 with the r
 """
 
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from experiments.core.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.papers.negative_margin import (
@@ -99,17 +99,6 @@ PRESETS = {
     ),
 }
 
-
-class _Row(NamedTuple):
-    """The authors' weight decay and margin by shots, and their rate and size of DropBlock."""
-
-    data: Literal["mini", "cub", "cross"]
-    network: Literal["resnet18", "resnet12"]
-    loss: Literal["cosine", "softmax"]
-    pairs: dict[int, tuple[float, float]]
-    drop_block: tuple[float, int] | None
-
-
 # For each set: base and novel classes, images of the base ones, epochs, and those of the warm-up.
 _DATA = {
     # The images of base classes in episodes were trained on; those of the paper are other training
@@ -128,37 +117,40 @@ _DATA = {
         100,
     ),
 }
-_RESNET18 = ModelConfig(backbone="resnet18", widths=(64, 128, 256, 512), pooling="mean")
-# For each network: the side of its images, and that before the crop, ⌊1.15 · side⌋.
+# For each ResNet: the side of its images, and that before the crop, ⌊1.15 · side⌋.
 _NETWORKS = {
-    "resnet18": (_RESNET18, 224, 257),
-    "resnet12": (replace(RESNET12, drop_block=0.0), 84, 96),
+    18: (ModelConfig(backbone="resnet18", widths=(64, 128, 256, 512), pooling="mean"), 224, 257),
+    12: (replace(RESNET12, drop_block=0.0), 84, 96),
 }
-# The name of 5-shot settings ends in `-5shot` where there are settings for both.
-_TABLE = {
-    "mini-imagenet-margin": _Row(
-        "mini", "resnet18", "cosine", {1: (5e-5, -0.05), 5: (1e-4, -0.02)}, (0.2, 3)
-    ),
-    "mini-imagenet-margin-softmax": _Row(
-        "mini", "resnet18", "softmax", {1: (1e-4, -0.3), 5: (5e-5, -0.3)}, None
-    ),
-    "mini-imagenet-margin-resnet12": _Row(
-        "mini", "resnet12", "cosine", {1: (1e-4, -0.02), 5: (1e-4, -0.01)}, (0.1, 5)
-    ),
-    "mini-imagenet-margin-resnet12-softmax": _Row(
-        "mini", "resnet12", "softmax", {1: (3e-4, -0.01), 5: (1e-5, -0.1)}, (0.1, 5)
-    ),
-    "cub-margin": _Row("cub", "resnet18", "cosine", {1: (5e-4, -0.01), 5: (1e-3, -0.01)}, (0.1, 5)),
-    "cub-margin-softmax": _Row(
-        "cub", "resnet18", "softmax", {1: (5e-3, -0.05), 5: (3e-3, -0.005)}, None
-    ),
-    "mini-imagenet-cub": _Row("cross", "resnet18", "cosine", {5: (5e-5, -0.05)}, None),
-    "mini-imagenet-cub-softmax": _Row("cross", "resnet18", "softmax", {5: (1e-6, -0.005)}, None),
-}
+# By preset: data, network, loss, shots, weight decay, margin, and rate and size of DropBlock.
+_TABLE: list[tuple[Any, ...]] = [
+    ("mini-imagenet-margin", "mini", 18, "cosine", 1, 5e-5, -0.05, (0.2, 3)),
+    ("mini-imagenet-margin-5shot", "mini", 18, "cosine", 5, 1e-4, -0.02, (0.2, 3)),
+    ("mini-imagenet-margin-softmax", "mini", 18, "softmax", 1, 1e-4, -0.3, None),
+    ("mini-imagenet-margin-softmax-5shot", "mini", 18, "softmax", 5, 5e-5, -0.3, None),
+    ("mini-imagenet-margin-resnet12", "mini", 12, "cosine", 1, 1e-4, -0.02, (0.1, 5)),
+    ("mini-imagenet-margin-resnet12-5shot", "mini", 12, "cosine", 5, 1e-4, -0.01, (0.1, 5)),
+    ("mini-imagenet-margin-resnet12-softmax", "mini", 12, "softmax", 1, 3e-4, -0.01, (0.1, 5)),
+    ("mini-imagenet-margin-resnet12-softmax-5shot", "mini", 12, "softmax", 5, 1e-5, -0.1, (0.1, 5)),
+    ("cub-margin", "cub", 18, "cosine", 1, 5e-4, -0.01, (0.1, 5)),
+    ("cub-margin-5shot", "cub", 18, "cosine", 5, 1e-3, -0.01, (0.1, 5)),
+    ("cub-margin-softmax", "cub", 18, "softmax", 1, 5e-3, -0.05, None),
+    ("cub-margin-softmax-5shot", "cub", 18, "softmax", 5, 3e-3, -0.005, None),
+    ("mini-imagenet-cub", "cross", 18, "cosine", 5, 5e-5, -0.05, None),
+    ("mini-imagenet-cub-softmax", "cross", 18, "softmax", 5, 1e-6, -0.005, None),
+]
 
 
-def _presets(name: str, row: _Row) -> dict[str, Preset]:
-    """The presets of a row of the table: Adam on random resized crops.
+def _photographs(
+    data: str,
+    layers: int,
+    loss: Literal["cosine", "softmax"],
+    shots: int,
+    weight_decay: float,
+    margin: float,
+    drop_block: tuple[float, int] | None,
+) -> Preset:
+    """The preset of a row of the table: Adam on random resized crops.
 
     What differs, beside `photographs.py`: the last batch of an epoch is full; the authors' is
     smaller, so that the number of steps is the same. The cosine ends at 0; the authors' ends at
@@ -166,49 +158,42 @@ def _presets(name: str, row: _Row) -> dict[str, Preset]:
     new ones. The deviation in an interval divides by E − 1 episodes; the authors' by E. DropBlock
     scales by the units kept of each image; the authors' by those of the whole batch.
     """
-    title, base, novel, images, epochs, warmup = _DATA[row.data]
-    model, side, resized = _NETWORKS[row.network]
+    title, base, novel, images, epochs, warmup = _DATA[data]
+    model, side, resized = _NETWORKS[layers]
     batch_size = 256
     epoch = -(-images // batch_size)
-    if row.drop_block:
-        rate, size = row.drop_block
+    if drop_block:
+        rate, size = drop_block
         drops: dict[str, Any] = {"dropout": rate, "drop_block": rate, "drop_block_size": size}
         model = replace(model, **drops, drop_block_steps=40000)
-    data = MarginData(
-        name=f"{base}@{resized}",
-        novel=novel and f"{novel}@{resized}",
-        mean=(0.507, 0.487, 0.441),
-        std=(0.267, 0.257, 0.276),
-        pad=0,
-        color_jitter=0.4,
-        image_size=side,
-        resize=resized,
-        resize_to_square=True,
-        crop_scale=(0.08, 1.0),
+    config = NegativeMarginConfig(
+        data=MarginData(
+            name=f"{base}@{resized}",
+            novel=novel and f"{novel}@{resized}",
+            mean=(0.507, 0.487, 0.441),
+            std=(0.267, 0.257, 0.276),
+            pad=0,
+            color_jitter=0.4,
+            image_size=side,
+            resize=resized,
+            resize_to_square=True,
+            crop_scale=(0.08, 1.0),
+        ),
+        sampling=SamplingConfig(batch_size=batch_size),
+        model=model,
+        loss=MarginLoss(name=loss, margin=margin),
+        optimizer=replace(
+            _ADAM, weight_decay=weight_decay, decay_all=True, warmup_steps=warmup * epoch
+        ),
+        evaluation=MarginEvaluation(
+            selection="fine-tuned", validation_shots=5, validation_episodes=100
+        ),
+        steps=epochs * epoch,
+        validate_every=20 * epoch,
+        report_last=True,
     )
-    adam = replace(_ADAM, decay_all=True, warmup_steps=warmup * epoch)
-    presets = {}
-    for shots, (weight_decay, margin) in row.pairs.items():
-        suffix = f"-{shots}shot" if len(row.pairs) > 1 and shots > 1 else ""
-        presets[name + suffix] = Preset(
-            f"Negative margin on {title} classes, {model.backbone.replace('resnet', 'ResNet-')}, "
-            f"{row.loss}, settings for {shots}-shot).",
-            NegativeMarginConfig(
-                data=data,
-                sampling=SamplingConfig(batch_size=batch_size),
-                model=model,
-                loss=MarginLoss(name=row.loss, margin=margin),
-                optimizer=replace(adam, weight_decay=weight_decay),
-                evaluation=MarginEvaluation(
-                    selection="fine-tuned", validation_shots=5, validation_episodes=100
-                ),
-                steps=epochs * epoch,
-                validate_every=20 * epoch,
-                report_last=True,
-            ),
-        )
-    return presets
+    trained = f"ResNet-{layers}, {loss}, settings for {shots}-shot)"
+    return Preset(f"Negative margin on {title} classes, {trained}.", config)
 
 
-for _name, _row in _TABLE.items():
-    PRESETS |= _presets(_name, _row)
+PRESETS |= {name: _photographs(*row) for name, *row in _TABLE}
