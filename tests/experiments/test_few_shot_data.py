@@ -82,14 +82,6 @@ def test_chosen_classes_are_base_classes_and_all_others_novel(fashion, holdout):
         assert sorted(map(bytes, found)) == sorted(map(bytes, wanted))
 
 
-def test_the_seed_3_draws_the_classes_of_0(fashion):
-    """As the preset says; the eight others up to 8 differ."""
-    data = [dataclasses.replace(DATA, subset_seed=seed) for seed in range(9)]
-    chosen = [parts_of(d, fashion)["base"].load().class_names for d in data]
-    assert chosen[3] == chosen[0]
-    assert len({*chosen}) == 8
-
-
 def test_all_classes_are_base_classes_for_another_set(fashion, folders, tmp_path):
     # Of a set that holds no classes out, the test images are held out.
     parts = parts_of(MarginData(name="fashion_mnist", novel="icons"), fashion)

@@ -274,13 +274,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(options, messag
     assert not (tmp_path / "run").exists()
 
 
-def test_images_can_be_mixed_for_losses_of_single_samples():
-    mixed = TwoWayConfig(data=ClassificationData(mixup=1.0))
-    with pytest.raises(ConfigError, match="two-way compares samples"):
-        plan_run(mixed)
-    plan_run(dataclasses.replace(mixed, loss=MultiLabelLoss(name="bce")))
-
-
 @pytest.mark.parametrize(
     ("preset", "data", "message"),
     [
