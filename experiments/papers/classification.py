@@ -1,7 +1,4 @@
-"""What the protocols of classification share: data splits, accuracy, calibration, report.
-
-A data set without a test split of its own, such as the icons, is split within its classes.
-"""
+"""What the protocols of classification share: data splits, accuracy, calibration, report."""
 
 from __future__ import annotations
 
@@ -137,7 +134,10 @@ def stored_splits(name: str) -> tuple[str, str | None]:
 
 
 def parts(data: ClassificationData, folders: Folders) -> dict[str, Part]:
-    """The selected images for training, test and, if any are held out, validation."""
+    """The selected images for training, test and, if any are held out, validation.
+
+    A data set without a test split, such as the icons, is split within its classes.
+    """
     name, split, dataset = data.name, data.class_split, lookup(data.name)
     joined, test = stored_splits(name)
     validates = dataset.own and joined == "train+validation" and test is not None

@@ -138,8 +138,7 @@ class FewShot(NovelClasses):
     def validate(self, outputs: Outputs) -> float:
         evaluation = self.config.evaluation
         predict = partial(prototype_predictions, distance=evaluation.validation_distance)
-        episodes = evaluation.validation_episodes
-        return self.accuracy_in_episodes(outputs, predict, shots=1, num_episodes=episodes)
+        return self.accuracy_in_episodes(outputs, predict, 1, evaluation.validation_episodes)
 
     def diagnose(self, outputs: Outputs) -> dict[str, float]:
         """The classifier's effective rank, and the shares of the features' variance in its span."""

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from experiments.papers.classification import selected, stored_splits
 from jaxloss.sampling import Episodes
 
 _log = logging.getLogger(__name__)
+
+Predict: TypeAlias = Callable[[np.ndarray, Episodes], np.ndarray]
+"""From features [n, d] and episodes to predicted classes, int32 [E, N, Q]."""
 
 _OTHER_IMAGES = {"mini_imagenet": "imagenet", "tiered_imagenet": "imagenet"}
 """Few-shot sets made from training images alone of another set, whose test images are new to it."""
@@ -152,10 +156,7 @@ class NovelClasses(Protocol):
         return found
 
     def _other_images(self, chosen: Selection, folders: Folders) -> Part:
-        """The test images of the chosen base classes in `data.base_test`, by their names.
-
-        That set is prepared and read for this part alone.
-        """
+        """The images of base classes in `data.base_test`, which is read for this part alone."""
         data, base = self.data, self._base_splits()
 
         def matched() -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
@@ -243,10 +244,7 @@ class NovelClasses(Protocol):
                 )
 
     def check_classes(self, counts: np.ndarray, classes: str, shots: Iterable[int]) -> None:
-        """Checks that classes of these sizes [C] give the episodes, with each number of shots.
-
-        Logs how many classes are large enough, where some are not.
-        """
+        """Checks that classes of these sizes [C] give the episodes; logs if some are too small."""
         evaluation = self.evaluation
         for number in dict.fromkeys(shots):
             try:
@@ -264,15 +262,10 @@ class NovelClasses(Protocol):
                 )
 
     def accuracy_in_episodes(
-        self,
-        outputs: Outputs,
-        predict: Callable[[np.ndarray, Episodes], np.ndarray],
-        *,
-        shots: int,
-        num_episodes: int,
+        self, outputs: Outputs, predict: Predict, shots: int, count: int
     ) -> float:
-        """Mean of the accuracies in episodes of the validation classes."""
+        """Mean of the accuracies in so many episodes of the validation classes."""
         episodes = configured_episodes(
-            self.evaluation, outputs.labels, shots=shots, num_episodes=num_episodes
+            self.evaluation, outputs.labels, shots=shots, num_episodes=count
         )
         return float(np.mean(accuracies_of(predict(outputs.features, episodes))))

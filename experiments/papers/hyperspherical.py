@@ -1,7 +1,4 @@
-"""Protocol C: hyperspherical classification with dynamic label-to-prototype assignment.
-
-Saadabadi et al., CVPR 2024: balanced classes and long tails.
-"""
+"""Protocol C: dynamic assignment of labels to prototypes (Saadabadi et al., CVPR 2024)."""
 
 from __future__ import annotations
 
@@ -96,8 +93,9 @@ class Hyperspherical(Classification):
 
     def check_options(self, num_features: int) -> None:
         if num_features < 2:
-            text = "must be at least 2: one dimension has two directions only"
-            raise ConfigError(f"model.dim = {num_features} {text}")
+            raise ConfigError(
+                f"model.dim = {num_features} must be at least 2: one dimension has two directions"
+            )
 
     def objective(self, problem: Problem) -> Objective:
         """Cross-entropy with a trained classifier, or the objective of prototypes.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import jax
-import numpy as np
 
 import jaxloss
 from experiments.core.config import (
@@ -45,11 +43,10 @@ from experiments.evaluation.fine_tuning import (
     evaluate_fine_tuning,
     fine_tuned_predictions,
 )
-from experiments.papers.few_shot_data import MarginData, NovelClasses, test_split
+from experiments.papers.few_shot_data import MarginData, NovelClasses, Predict, test_split
 from experiments.papers.linear_head import init_kernel, objective_of_logits
 from experiments.reporting.markdown import table
 from experiments.reporting.run import episodes_table
-from jaxloss.sampling import Episodes
 
 _LABELS = {"cosine": "Cosine softmax", "softmax": "Softmax"}
 
@@ -191,20 +188,15 @@ class NegativeMargin(NovelClasses):
         evaluation, predict = self.config.evaluation, self.fine_tuned
         if evaluation.selection == "nearest":
             predict = partial(prototype_predictions, distance=evaluation.validation_distance)
-        return self.accuracy_in_episodes(
-            outputs,
-            predict,
-            shots=evaluation.validation_shots,
-            num_episodes=evaluation.validation_episodes,
-        )
+        shots, count = evaluation.validation_shots, evaluation.validation_episodes
+        return self.accuracy_in_episodes(outputs, predict, shots, count)
 
     def evaluate(self, split: str, outputs_of_split: OutputsOf) -> dict[str, Any]:
         """Accuracy of classifiers fine-tuned in episodes, discriminability of features, and P^s.
 
         P^s is counted: the share of the pairs of images of a class that the trained classifier
-        gives to the same base class. Its chance level is the share of all pairs of images of the
-        split, which is the mean of P^s over permutations of the labels. Where logits are inner
-        products, a classifier is fine-tuned on normalised features, too.
+        gives to the same base class. By chance it is the share of all pairs of the split. Where
+        logits are inner products, a classifier is fine-tuned on normalised features, too.
         """
         results, discriminability, counted, episodes = [], {}, {}, {}
         values: dict[str, tuple[float | None, ...]] = {}
@@ -280,9 +272,7 @@ class NegativeMargin(NovelClasses):
         return lines
 
 
-def fine_tuned_classifier(
-    config: NegativeMarginConfig,
-) -> tuple[Classifier, Callable[[np.ndarray, Episodes], np.ndarray]]:
+def fine_tuned_classifier(config: NegativeMarginConfig) -> tuple[Classifier, Predict]:
     """The form of the classifier of an episode, and its predictions from features and episodes."""
     form = config.evaluation.classifier
     if form == "same":

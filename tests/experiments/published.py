@@ -1,15 +1,7 @@
 """The published settings of the protocols, by preset; a copy that changes only with its source.
 
-A: Kobayashi, BMVC 2024: supplement, Tables A to D. Backbone, ways and queries are from the paper's
-main text, which is not at hand. Optimiser and epochs are not known. Eq. (vi) and (viii) stop no
-gradient.
-B: Kobayashi, WACV 2021: supplement, section B.1 and Table B.1. The backbone is from the paper's
-main text, which is not at hand.
-C: Saadabadi et al., CVPR 2024: supplement, sections 7.1 and 7.2, and the authors' published code.
-D: Kobayashi, CVPR 2023: supplement, Tables B and C and section B; the authors' published
-configuration for MS-COCO. Table 8 trains on ImageNet; the training is not published.
-E: the configuration that the authors published. Its last batch of an epoch is smaller: 5,885 images
-give 23 batches of 256, and 60,000 give 235.
+The sources are those that the files of the presets name. In protocol E, the authors' last batch of
+an epoch is smaller: 5,885 images give 23 batches of 256, and 60,000 give 235.
 """
 
 SGD = "optimizer.kind=sgd optimizer.momentum=0.9 optimizer.nesterov=false optimizer.decay_all=true "

@@ -25,6 +25,7 @@ from experiments.core.config import (
     set_options,
 )
 from experiments.core.protocol import Outputs, Problem, mean_and_interval
+from experiments.evaluation.classification import shared_predictions
 from experiments.evaluation.few_shot import accuracies_of, prototype_predictions
 from experiments.evaluation.fine_tuning import (
     FineTuning,
@@ -113,19 +114,6 @@ def trained(tmp_path_factory, folders) -> Path:
     directory = tmp_path_factory.mktemp("run")
     complete_run(plan_run(TINY), directory, folders, command="typed")
     return directory
-
-
-def same_prediction_shares(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Pairs of different rows with one predicted class: of a label, averaged, and of all."""
-    predictions, number = logits.argmax(1), len(labels)
-    agree = predictions[:, None] == predictions
-    differ = ~np.eye(number, dtype=bool)
-    of_labels = [
-        agree[pairs].mean()
-        for label in range(labels.max() + 1)
-        if (pairs := np.outer(labels == label, labels == label) & differ).any()
-    ]
-    return float(np.mean(of_labels)), float(agree[differ].mean())
 
 
 @pytest.mark.long
@@ -252,7 +240,7 @@ def test_every_part_is_evaluated_on_its_own_images(options, classifier, requeste
         }
         scatter = jaxloss.discriminability(jnp.asarray(features), jnp.asarray(labels))
         scatters[part] = scatter = {k: float(v) for k, v in scatter._asdict().items()}
-        counted = same_prediction_shares(outputs[split].logits(), labels)
+        counted = shared_predictions(outputs[split].logits().argmax(1), labels)
         for kind, value in zip(KINDS, (*scatter.values(), *counted), strict=True):
             assert values[f"{part} {kind}"] == pytest.approx(value, rel=1e-3), kind
     accuracies = {m["name"]: m["value"] for m in found["metrics"] if m["unit"] == "%"}
