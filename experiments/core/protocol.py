@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -18,11 +19,9 @@ if TYPE_CHECKING:  # Loading data imports this module, but not JAX.
 BATCH_AXIS = "batch"
 """Name of the devices' axis that the batch is spread over."""
 
-
 ImageTable: TypeAlias = Any
-"""Images by index: an array, or records that are read when they are needed. `len(images)` is their
-number, `images[index]` has uint8 [..., h, w, c] or `Photographs`, and `images.shape` is that of an
-array, or of the `pixels` of `Photographs`."""
+"""Images by index, an array or records that are read when they are needed: `images[index]` is uint8
+[..., h, w, c] or `Photographs`; `images.shape` and `len(images)` are those of such an array."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +54,10 @@ class ImageSet:
     """The images of one split, in an order that is the same on every machine."""
 
     images: ImageTable
-    """`images[indices]` reads those of an int array [k]: uint8 [k, h, w, c] if the data set has
-    images of one size, else `Photographs`."""
     labels: np.ndarray
     """int32 [n], 0 to C−1 within the split, ascending; or, where an image has any number of
     labels, int8 [n, C]: 1, 0, or −1 where that is unknown."""
     class_names: tuple[str, ...]
-    """The name of every label."""
 
 
 ClassCounts: TypeAlias = Mapping[str, np.ndarray]
@@ -71,12 +67,9 @@ ClassCounts: TypeAlias = Mapping[str, np.ndarray]
 class Part(NamedTuple):
     """The images of one split of a protocol."""
 
-    counts: Callable[[], np.ndarray]
-    """int64 [C], those of every class or with every label."""
+    counts: Callable[[], np.ndarray]  # int64 [C], those of every class or with every label.
     load: Callable[[], ImageSet]
-    """Reads them."""
-    size: int = 0
-    """Their number, where an image has any number of labels."""
+    size: int = 0  # Their number, where an image has any number of labels.
 
 
 class Metric(NamedTuple):
@@ -97,7 +90,7 @@ class Metric(NamedTuple):
 
 
 def measured(metrics: Sequence[Metric], values: Iterable[float | None]) -> list[dict[str, Any]]:
-    """The metrics with their values, as reports store them."""
+    """The metrics with their values."""
     return [metric.measured(value) for metric, value in zip(metrics, values, strict=True)]
 
 
@@ -117,29 +110,20 @@ def mean_and_interval(values: np.ndarray | Sequence[float]) -> tuple[float, floa
 class Problem(NamedTuple):
     """What an objective is built for."""
 
-    num_features: int
-    """Features d of the backbone."""
-    class_counts: np.ndarray
-    """int64 [C], training images of every class."""
-    axis_name: str | None = None
-    """The mapped axis over which the batch is spread, or None."""
-    mesh: Mesh | None = None
-    """The devices of a sharded jit, whose axis `BATCH_AXIS` the features are spread over."""
-    num_epochs: int = 0
-    """Epochs that end within the run."""
+    num_features: int  # Features d of the backbone.
+    class_counts: np.ndarray  # int64 [C], training images of every class.
+    axis_name: str | None = None  # The mapped axis over which the batch is spread.
+    mesh: Mesh | None = None  # Of a sharded jit: its axis `BATCH_AXIS` spreads the features.
+    num_epochs: int = 0  # Epochs that end within the run.
     seed: int = 0
-    """Seed of the run."""
 
 
 class Loss(NamedTuple):
     """The loss of a batch."""
 
-    value: Array
-    """float []: over all devices."""
-    objective_state: Any
-    """The new objective state: the same on all devices."""
-    means: dict[str, Array]
-    """float [], for the metrics log: means over this device's rows of the batch."""
+    value: Array  # float []: over all devices.
+    objective_state: Any  # The new objective state: the same on all devices.
+    means: dict[str, Array]  # For the metrics log: float [], over this device's rows of the batch.
 
 
 class Objective(NamedTuple):
@@ -172,11 +156,8 @@ class Outputs(NamedTuple):
     class_counts: np.ndarray
     """int64 [C], training images of every class."""
     objective_state: Any = ()
-    """See `Objective.init_state`."""
     head: Any = None
-    """The parameters that `Objective.init_head` began."""
     class_names: tuple[str, ...] = ()
-    """The name of every label."""
     images: Any = None
     """Reads the images of rows [k], uint8 [k, h, w, c]; photographs as evaluation crops them."""
 
@@ -193,45 +174,57 @@ class PairMetrics(NamedTuple):
     """Of the reports of the two, neither of which diverged: a list of `Metric.measured`."""
 
 
-class Protocol(NamedTuple):
+class Protocol(ABC):
     """One experiment, built from the configuration of a run."""
 
     splits: tuple[str, str, str]
     """The splits for training, validation and evaluation."""
-    parts: Callable[[Folders], Mapping[str, Part]]
-    """Every available split; there may be more than `splits`. Reads no prepared image. Raises a
-    `ConfigError` where the data cannot be counted."""
-    check_data: Callable[[int, ClassCounts], None]
-    """Raises a `ConfigError` unless a run with so many features and such class counts can be
-    trained and evaluated."""
-    objective: Callable[[Problem], Objective]
-    """What the run minimises."""
-    validation_metric: Metric
-    """What the best checkpoint is chosen by; higher must be better."""
-    validate: Callable[[Outputs], float]
-    """Computes it."""
     metrics: Sequence[Metric]
     """The metrics of the evaluation split, in the order of the tables."""
-    evaluate: Callable[[str, OutputsOf], dict[str, Any]]
-    """The results on a split. JSON types:
-    `metrics`, a list of `Metric.measured`, and `episodes`, if any: the values of metrics in every
-    episode, by name; `notes`, if any: sentences for the report."""
+    validation_metric: Metric
+    """What `validate` computes, and the best checkpoint is chosen by; higher must be better."""
     description: dict[str, Any]
     """What a report states of a run beside its results, as JSON types: `label` among them."""
-    report: Callable[[dict[str, Any]], list[str]]
-    """A phrase that ends the line `Evaluation:`, and then the results as lines of Markdown."""
-    check_options: Callable[[int], None] = lambda num_features: None
-    """Raises a `ConfigError` where options do not fit each other or the number of features."""
     compares_samples: bool = False
     """Whether the loss compares samples with each other, so that they cannot be mixed."""
-    diagnose: Callable[[Outputs], dict[str, float]] = lambda outputs: {}
-    """Numbers for the metrics log beside those of `validate`, from the same outputs."""
     pair_metrics: PairMetrics | None = None
     """In a grid with a baseline, a run has these metrics, too."""
-    absent: Callable[[str, Iterable[str]], str] = lambda split, available: (
-        f"no images are held out for {split}; set data.holdout"
-    )
-    """The error where the data lacks a split; it has the available ones."""
+
+    @abstractmethod
+    def parts(self, folders: Folders) -> Mapping[str, Part]:
+        """Every available split; there may be more than `splits`. Reads no prepared image."""
+
+    def check_options(self, num_features: int) -> None:
+        """Raises a `ConfigError` where options do not fit each other or the number of features."""
+        return
+
+    @abstractmethod
+    def check_data(self, num_features: int, counts: ClassCounts) -> None:
+        """Raises a `ConfigError` unless a run on such classes can be trained and evaluated."""
+
+    @abstractmethod
+    def objective(self, problem: Problem) -> Objective:
+        """What the run minimises."""
+
+    @abstractmethod
+    def validate(self, outputs: Outputs) -> float:
+        """The value of `validation_metric`."""
+
+    def diagnose(self, outputs: Outputs) -> dict[str, float]:
+        """Numbers for the metrics log beside that of `validate`, from the same outputs."""
+        return {}
+
+    @abstractmethod
+    def evaluate(self, split: str, outputs_of_split: OutputsOf) -> dict[str, Any]:
+        """The results on a split, as JSON types.
+
+        `metrics` is a list of `Metric.measured`. `episodes`, if any, has the values of metrics in
+        every episode, by name; `notes`, if any, sentences for the report.
+        """
+
+    @abstractmethod
+    def report(self, results: dict[str, Any]) -> list[str]:
+        """A phrase that ends the line `Evaluation:`, and then the results as lines of Markdown."""
 
     def counts_by_split(self, folders: Folders) -> ClassCounts:
         """The number of images of every class, for every available split."""
@@ -241,5 +234,8 @@ class Protocol(NamedTuple):
         """The images of a split; a `ConfigError` if there are none."""
         parts = self.parts(folders)
         if split not in parts:
-            raise ConfigError(self.absent(split, parts))
+            raise ConfigError(
+                f"the data has no {split} images, only {', '.join(parts)}; choose one of these, or "
+                "hold images out by data.holdout"
+            )
         return parts[split].load()

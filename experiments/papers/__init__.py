@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments.core.config import TrainConfig, check_config, from_dict, to_dict
 from experiments.core.errors import ConfigError
 from experiments.core.protocol import Protocol
-from experiments.papers import (
-    few_shot,
-    group_softmax,
-    hyperspherical,
-    multi_label,
-    negative_margin,
-    two_way,
-)
+from experiments.papers.few_shot import FewShot, FewShotConfig
+from experiments.papers.group_softmax import GroupSoftmax, GroupSoftmaxConfig
+from experiments.papers.hyperspherical import Hyperspherical, HypersphericalConfig
+from experiments.papers.multi_label import MultiLabel, MultiLabelConfig, TwoWay, TwoWayConfig
+from experiments.papers.negative_margin import NegativeMargin, NegativeMarginConfig
 
-
-class Registered(NamedTuple):
-    """A protocol: the options of its runs, and what builds it from them."""
-
-    config: type[TrainConfig]
-    build: Callable[[Any], Protocol]
-
-
-PROTOCOLS = {
-    "few-shot": Registered(few_shot.FewShotConfig, few_shot.build),
-    "group-softmax": Registered(group_softmax.GroupSoftmaxConfig, group_softmax.build),
-    "hyperspherical": Registered(hyperspherical.HypersphericalConfig, hyperspherical.build),
-    "multi-label": Registered(multi_label.MultiLabelConfig, multi_label.build),
-    "two-way": Registered(two_way.TwoWayConfig, two_way.build),
-    "negative-margin": Registered(negative_margin.NegativeMarginConfig, negative_margin.build),
+PROTOCOLS: dict[str, tuple[type[TrainConfig], Any]] = {
+    options.protocol: (options, protocol)
+    for options, protocol in (
+        (FewShotConfig, FewShot),
+        (GroupSoftmaxConfig, GroupSoftmax),
+        (HypersphericalConfig, Hyperspherical),
+        (MultiLabelConfig, MultiLabel),
+        (TwoWayConfig, TwoWay),
+        (NegativeMarginConfig, NegativeMargin),
+    )
 }
+"""By name: the options of the runs of a protocol, and its class."""
 
 
 def build_protocol(config: TrainConfig) -> Protocol:
     """The protocol of a run."""
-    return PROTOCOLS[config.protocol].build(config)
+    return PROTOCOLS[config.protocol][1](config)
 
 
 def config_to_dict(config: TrainConfig) -> dict[str, Any]:
@@ -52,6 +44,6 @@ def config_from_dict(values: Any) -> TrainConfig:
     if not isinstance(name, str) or name not in PROTOCOLS:
         shown = f"{str(name)[:60]!r}" if name is not None else None
         raise ConfigError(f"no protocol {shown}; this version has {', '.join(PROTOCOLS)}")
-    config = from_dict(PROTOCOLS[name].config, values)
+    config = from_dict(PROTOCOLS[name][0], values)
     check_config(config)
     return config

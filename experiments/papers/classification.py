@@ -1,11 +1,7 @@
-"""What the protocols of classification share: data splits, accuracy, calibration, report.
-
-A data set without a test split of its own, such as the icons, is split within its classes.
-"""
+"""What the protocols of classification share: data splits, accuracy, calibration, report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -14,7 +10,15 @@ import numpy as np
 
 from experiments.core.config import CountOrZero, DataConfig, Folders, Ratio, Seed, Share
 from experiments.core.errors import ConfigError
-from experiments.core.protocol import Metric, Objective, Outputs, Part, Problem, Protocol, measured
+from experiments.core.protocol import (
+    ClassCounts,
+    Metric,
+    Outputs,
+    OutputsOf,
+    Part,
+    Protocol,
+    measured,
+)
 from experiments.data.pipeline import load_labels, load_split, stored_counts
 from experiments.data.selection import Selection, labels_of, select
 from experiments.datasets import lookup
@@ -27,9 +31,8 @@ _METRICS = (
     Metric("error", higher_is_better=False),
     Metric("accuracy"),
     Metric("calibration error", higher_is_better=False),
-)
-_LONG_TAIL_METRICS = tuple(
-    Metric(f"{classes} accuracy") for classes in ("class mean", "head", "medium", "tail")
+    # Of long tails alone.
+    *(Metric(f"{classes} accuracy") for classes in ("class mean", "head", "medium", "tail")),
 )
 
 ClassSplit = Literal["all", "base", "validation", "novel"]
@@ -57,75 +60,62 @@ class ClassificationData(DataConfig):
     validation images of its own, these validate, whatever the fraction."""
 
 
-def build(
-    data: ClassificationData,
-    *,
-    label: str,
-    objective: Callable[[Problem], Objective],
-    check_options: Callable[[int], None] = lambda num_features: None,
-    calibrated: Callable[[Outputs], np.ndarray] = lambda outputs: outputs.logits(),
-    extra_results: Callable[[Outputs], dict[str, Any]] = lambda outputs: {},
-    note: str = "",
-) -> Protocol:
-    """A protocol of classification, with a label of its loss and a sentence to end its report.
+class Classification(Protocol):
+    """A protocol of classification, whose subclass adds the objective."""
 
-    `calibrated` gives the logits [n, C] whose softmax is the confidence.
-    """
-    is_long_tail = data.imbalance != 1
-    metrics = _METRICS + (_LONG_TAIL_METRICS if is_long_tail else ())
-    options = *ClassificationData.__annotations__, "mixup"
-    default = vars(ClassificationData())
-    changed = {o: vars(data)[o] for o in options if vars(data)[o] != default[o]}
+    splits = SPLITS
+    validation_metric = Metric("accuracy")
 
-    def check_data(num_features: int, counts: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, data: ClassificationData, label: str):
+        self.data, self.long_tail = data, data.imbalance != 1
+        self.metrics = _METRICS if self.long_tail else _METRICS[:3]
+        options, default = (*ClassificationData.__annotations__, "mixup"), ClassificationData()
+        changed = {o: vars(data)[o] for o in options if vars(data)[o] != vars(default)[o]}
+        self.description = {"label": label, **changed}
+
+    def parts(self, folders: Folders) -> dict[str, Part]:
+        return parts(self.data, folders)
+
+    def check_data(self, num_features: int, counts: ClassCounts) -> None:
         if counts["test"].min() < 1:
             raise ConfigError(
-                f"a class of {data.name} has no image for test; give every class 2 or more"
+                f"a class of {self.data.name} has no image for test; give every class 2 or more"
             )
-        if is_long_tail and len(counts["train"]) < 3:
+        if self.long_tail and len(counts["train"]) < 3:
             raise ConfigError("head, medium and tail need at least 3 classes; set data.classes")
 
-    def evaluate(split: str, outputs_of_split: Callable[[str], Outputs]) -> dict[str, Any]:
+    def validate(self, outputs: Outputs) -> float:
+        return float((outputs.logits().argmax(1) == outputs.labels).mean())
+
+    def calibrated(self, outputs: Outputs) -> np.ndarray:
+        """The logits [n, C] whose softmax is the confidence."""
+        return outputs.logits()
+
+    def evaluate(self, split: str, outputs_of_split: OutputsOf) -> dict[str, Any]:
         outputs = outputs_of_split(split)
         result = evaluate_logits(
             outputs.logits(),
             outputs.labels,
-            train_counts=outputs.class_counts if is_long_tail else None,
-            calibrated=calibrated(outputs),
+            train_counts=outputs.class_counts if self.long_tail else None,
+            calibrated=self.calibrated(outputs),
         )
         values = [result.error, result.accuracy, result.calibration_error]
         if result.groups is not None:
             values += [result.class_mean_accuracy, *result.groups.values()]
         return {
             "result": result._asdict(),
-            "metrics": measured(metrics, values),
+            "metrics": measured(_METRICS[: len(values)], values),
             "train_samples": int(outputs.class_counts.sum()),
             "classes": len(outputs.class_counts),
-            **extra_results(outputs),
         }
 
-    def report(results: dict[str, Any]) -> list[str]:
+    def report(self, results: dict[str, Any]) -> list[str]:
         return [
             f"{results['classes']} classes, {results['train_samples']} training images, "
             f"{results['result']['samples']} {results['split']} images",
             "",
             *metrics_table(results["metrics"]),
-            *(["", note] if note else []),
         ]
-
-    return Protocol(
-        splits=SPLITS,
-        parts=partial(parts, data),
-        check_options=check_options,
-        check_data=check_data,
-        objective=objective,
-        validation_metric=Metric("accuracy"),
-        validate=lambda outputs: float((outputs.logits().argmax(1) == outputs.labels).mean()),
-        metrics=metrics,
-        evaluate=evaluate,
-        description={"label": label, **changed},
-        report=report,
-    )
 
 
 def stored_splits(name: str) -> tuple[str, str | None]:
@@ -144,22 +134,27 @@ def stored_splits(name: str) -> tuple[str, str | None]:
 
 
 def parts(data: ClassificationData, folders: Folders) -> dict[str, Part]:
-    """The selected images for training, test and, if any are held out, validation."""
+    """The selected images for training, test and, if any are held out, validation.
+
+    A data set without a test split, such as the icons, is split within its classes.
+    """
     name, split, dataset = data.name, data.class_split, lookup(data.name)
-    splits, (joined, test) = dataset.classes, stored_splits(name)
+    joined, test = stored_splits(name)
     validates = dataset.own and joined == "train+validation" and test is not None
     if validates:
         joined = "train"
-    if split != "all" and (split not in splits or "novel" not in splits):
+    if split != "all" and not {split, "novel"} <= {*dataset.classes}:
         raise ConfigError(
-            f"{name} does not hold {split} classes out: it has the splits {', '.join(splits)}; "
-            "choose all classes"
+            f"{name} does not hold {split} classes out: it has the splits "
+            f"{', '.join(dataset.classes)}; choose all classes"
         )
     stored = stored_counts(name, **vars(folders))
     own = joined.split("+")
     counts = [stored[part] for part in own]
     labels = labels_of(np.concatenate(counts) if test is None else np.sum(counts, axis=0))
-    test_labels = None if test is None else labels_of(stored[test])
+    indexed: dict[str, tuple[np.ndarray, str]] = dict.fromkeys(SPLITS, (labels, joined))
+    if test is not None:
+        indexed["test"] = labels_of(stored[test]), test
     among = None
     if split != "all":
         # The labels that the classes of a split have among those of the joined splits.
@@ -167,7 +162,7 @@ def parts(data: ClassificationData, folders: Folders) -> dict[str, Part]:
         among = before + np.arange(len(stored[split]))
     chosen = select(
         labels,
-        test_labels=test_labels,
+        test_labels=None if test is None else indexed["test"][0],
         among=among,
         classes=data.classes,
         samples_per_class=data.samples_per_class,
@@ -177,22 +172,17 @@ def parts(data: ClassificationData, folders: Folders) -> dict[str, Part]:
         subset_seed=data.subset_seed,
         names=load_labels(name, joined, **vars(folders))[1],
     )
-    indexed = dict.fromkeys(chosen.rows, (labels, joined))  # What the rows of a part index.
-    if test is not None and test_labels is not None:
-        indexed["test"] = test_labels, test
     if validates:
-        own_labels = labels_of(stored["validation"])
-        chosen.rows["validation"] = np.flatnonzero(np.isin(own_labels, chosen.classes))
-        indexed["validation"] = own_labels, "validation"
-    return {
-        part: selected(chosen, part, own_labels, name, place, folders)
-        for part, (own_labels, place) in indexed.items()
-    }
+        indexed["validation"] = labels_of(stored["validation"]), "validation"
+        chosen.rows["validation"] = np.flatnonzero(
+            np.isin(indexed["validation"][0], chosen.classes)
+        )
+    return {part: selected(chosen, part, *indexed[part], name, folders) for part in chosen.rows}
 
 
 def selected(
-    chosen: Selection, split: str, labels: np.ndarray, name: str, stored: str, folders: Folders
+    chosen: Selection, split: str, labels: np.ndarray, stored: str, name: str, folders: Folders
 ) -> Part:
-    """The chosen images of a split, which are rows of a stored one with ascending labels."""
+    """The chosen images of a split, which are rows of a `stored` one with ascending labels."""
     read = partial(load_split, name, stored, rows=chosen.rows[split], **vars(folders))
     return Part(partial(chosen.counts, labels, split), lambda: chosen.renumber(read()))

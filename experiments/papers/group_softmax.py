@@ -14,11 +14,10 @@ from jax import Array
 import jaxloss
 from experiments.core.config import Count, NamedLoss, TrainConfig
 from experiments.core.errors import ConfigError
-from experiments.core.protocol import Loss, Objective, Outputs, Problem, Protocol
+from experiments.core.protocol import Loss, Objective, Outputs, Problem
 from experiments.data.augment import sample_keys
 from experiments.evaluation.subspace import gradient_directions
-from experiments.papers import classification
-from experiments.papers.classification import ClassificationData
+from experiments.papers.classification import Classification, ClassificationData
 from experiments.papers.linear_head import head_logits, init_linear_head, train_accuracy
 
 _RANDOM_GROUPS = 4
@@ -47,91 +46,86 @@ class GroupSoftmaxConfig(TrainConfig):
     """A run of protocol B."""
 
     protocol: ClassVar[str] = "group-softmax"
-
     data: ClassificationData = field(default_factory=ClassificationData)
     loss: GroupLoss = field(default_factory=GroupLoss)
 
 
-def build(config: GroupSoftmaxConfig) -> Protocol:
-    """The protocol of a run."""
-    protocol = classification.build(
-        config.data,
-        label=label(config.loss),
-        objective=partial(objective, config.loss),
-        check_options=partial(check_options, config.loss),
-    )
+class GroupSoftmax(Classification):
+    """Classification by a linear classifier with softmax or group softmax."""
 
-    @jax.jit
-    @jax.grad
-    def gradient(features: Array, labels: Array, head: Any, step: Any) -> Array:
-        problem = Problem(features.shape[1], np.empty(0))  # The head is there.
-        return objective(config.loss, problem).loss(features, labels, head, step).value
+    def __init__(self, config: GroupSoftmaxConfig):
+        super().__init__(config.data, label(config.loss))
+        self.options = config.loss
+        self.has_groups = self.options.name != "softmax" or self.options.log_bounds
 
-    def diagnose(outputs: Outputs) -> dict[str, float]:
+        @jax.jit
+        @jax.grad
+        def gradient(features: Array, labels: Array, head: Any, step: Any) -> Array:
+            problem = Problem(features.shape[1], np.empty(0))  # The head is there.
+            return self.objective(problem).loss(features, labels, head, step).value
+
+        self.gradient = gradient
+
+    def check_options(self, num_features: int) -> None:
+        if self.has_groups and self.options.num_groups > num_features:
+            raise ConfigError(
+                f"loss.num_groups = {self.options.num_groups} must be at most {num_features}, the "
+                "number of features of the backbone"
+            )
+
+    def diagnose(self, outputs: Outputs) -> dict[str, float]:
         """The directions of the gradient, for at most twice as many images as features."""
         num_samples, dim = outputs.features.shape
         rows = np.linspace(0, num_samples - 1, min(num_samples, 2 * dim)).astype(int)
         batch = outputs.features[rows], outputs.labels[rows]
-        gradients = np.asarray(gradient(*batch, outputs.head, outputs.objective_state))
+        gradients = np.asarray(self.gradient(*batch, outputs.head, outputs.objective_state))
         found = gradient_directions(gradients, np.asarray(outputs.head["kernel"]))
         return {f"gradient_{name}": float(value) for name, value in found._asdict().items()}
 
-    return protocol._replace(diagnose=diagnose)
+    def objective(self, problem: Problem) -> Objective:
+        """What predicts the largest logit."""
+        options, has_groups = self.options, self.has_groups
+        is_random = has_groups and options.grouping == "random"
+        key = jax.random.fold_in(jax.random.key(problem.seed), _RANDOM_GROUPS)
 
+        def groups_of(features: Array, step: Any) -> Array | None:
+            """The groups [n, d]; None: `group_softmax_loss` finds the discriminative ones."""
+            num_samples, dim = features.shape
+            if is_random:
+                keys = sample_keys(key, step, num_samples, problem.axis_name)
+                draw = partial(
+                    jaxloss.random_groups, num_samples=1, dim=dim, num_groups=options.num_groups
+                )
+                return jax.vmap(draw)(keys)[:, 0]
+            if has_groups and options.grouping == "contiguous":
+                return jaxloss.contiguous_groups(num_samples, dim, options.num_groups)
+            return None
 
-def check_options(options: GroupLoss, num_features: int) -> None:
-    """Checks that there are features for every group."""
-    has_groups = options.name != "softmax" or options.log_bounds
-    if has_groups and options.num_groups > num_features:
-        raise ConfigError(
-            f"loss.num_groups = {options.num_groups} must be at most {num_features}, the number "
-            "of features of the backbone"
-        )
+        def loss_of(
+            name: _Name, batch: tuple[Any, ...], groups: Any, axis_name: str | None
+        ) -> Array:
+            features, labels, kernel, bias = batch
+            if name == "softmax":
+                logits = jaxloss.linear_logits(features, kernel, bias)
+                return jaxloss.softmax_loss(logits, labels, axis_name=axis_name)
+            grouped: Any = {"num_groups": options.num_groups, "groups": groups}
+            return jaxloss.group_softmax_loss(*batch, **grouped, bound=name, axis_name=axis_name)
 
+        def loss(features, labels, head, step):
+            batch = features, labels, head["kernel"], head["bias"]
+            groups = groups_of(features, step)
+            value = loss_of(options.name, batch, groups, problem.axis_name)
+            means = train_accuracy(head_logits(features, head, step), labels)
+            if options.log_bounds:
+                means |= {f"{name}_loss": loss_of(name, batch, groups, None) for name in _LABELS}
+            return Loss(value, step + 1 if is_random else step, means)
 
-def objective(options: GroupLoss, problem: Problem) -> Objective:
-    """A linear classifier with softmax or group softmax; it predicts the largest logit."""
-    has_groups = options.name != "softmax" or options.log_bounds
-    is_random = has_groups and options.grouping == "random"
-    key = jax.random.fold_in(jax.random.key(problem.seed), _RANDOM_GROUPS)
-
-    def groups_of(features: Array, step: Any) -> Array | None:
-        """The groups [n, d]; None: `group_softmax_loss` finds the discriminative ones."""
-        num_samples, dim = features.shape
-        if is_random:
-            keys = sample_keys(key, step, num_samples, problem.axis_name)
-            draw = partial(
-                jaxloss.random_groups, num_samples=1, dim=dim, num_groups=options.num_groups
-            )
-            return jax.vmap(draw)(keys)[:, 0]
-        if has_groups and options.grouping == "contiguous":
-            return jaxloss.contiguous_groups(num_samples, dim, options.num_groups)
-        return None
-
-    def loss_of(name: _Name, batch: tuple[Any, ...], groups: Any, axis_name: str | None) -> Array:
-        features, labels, kernel, bias = batch
-        if name == "softmax":
-            logits = jaxloss.linear_logits(features, kernel, bias)
-            return jaxloss.softmax_loss(logits, labels, axis_name=axis_name)
-        grouped: Any = {"num_groups": options.num_groups, "groups": groups}
-        return jaxloss.group_softmax_loss(*batch, **grouped, bound=name, axis_name=axis_name)
-
-    def loss(features, labels, head, step):
-        batch = features, labels, head["kernel"], head["bias"]
-        groups = groups_of(features, step)
-        value = loss_of(options.name, batch, groups, problem.axis_name)
-        means = train_accuracy(head_logits(features, head, step), labels)
-        if options.log_bounds:
-            means |= {f"{name}_loss": loss_of(name, batch, groups, None) for name in _LABELS}
-        return Loss(value, step + 1 if is_random else step, means)
-
-    # Discriminative groups of an untrained classifier have large logits of opposite signs at the
-    # usual deviation 1 / √d. From there `tight` hardly learns: see the preset icons-groups.
-    # PyTorch's linear layers start with deviation 1 / √(3d).
-    init_head = partial(init_linear_head, problem, scale=0.1)
-    # The objective state of random groups is the step, so that every step draws other ones.
-    init_state = partial(jnp.zeros, (), jnp.int32) if is_random else tuple
-    return Objective(init_head, loss, head_logits, init_state)
+        # Discriminative groups of an untrained classifier have large logits of opposite signs at
+        # the usual deviation 1 / √d. From there `tight` hardly learns (RESULTS_APPENDIX.md).
+        init_head = partial(init_linear_head, problem, scale=0.1)
+        # The objective state of random groups is the step, so that every step draws other ones.
+        init_state = partial(jnp.zeros, (), jnp.int32) if is_random else tuple
+        return Objective(init_head, loss, head_logits, init_state)
 
 
 def label(options: GroupLoss) -> str:

@@ -1,11 +1,7 @@
-"""Protocol C: hyperspherical classification with dynamic label-to-prototype assignment.
-
-Saadabadi et al., CVPR 2024: balanced classes and long tails.
-"""
+"""Protocol C: dynamic assignment of labels to prototypes (Saadabadi et al., CVPR 2024)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, ClassVar, Literal
@@ -20,10 +16,9 @@ import jaxloss
 from experiments.core.config import NamedLoss, Positive, Share, TrainConfig
 from experiments.core.errors import ConfigError
 from experiments.core.processes import from_first
-from experiments.core.protocol import Loss, Objective, Outputs, Problem, Protocol
+from experiments.core.protocol import Loss, Objective, Outputs, OutputsOf, Problem
 from experiments.data.selection import labels_of
-from experiments.papers import classification
-from experiments.papers.classification import ClassificationData
+from experiments.papers.classification import Classification, ClassificationData
 from experiments.papers.linear_head import (
     head_logits,
     init_kernel,
@@ -77,7 +72,6 @@ class HypersphericalConfig(TrainConfig):
     """A run of protocol C."""
 
     protocol: ClassVar[str] = "hyperspherical"
-
     data: ClassificationData = field(default_factory=ClassificationData)
     loss: HypersphericalLoss = field(default_factory=HypersphericalLoss)
     evaluation: HypersphericalEvaluation = field(default_factory=HypersphericalEvaluation)
@@ -89,100 +83,129 @@ class HypersphericalConfig(TrainConfig):
         return super().fixed_steps()
 
 
-def build(config: HypersphericalConfig) -> Protocol:
-    """The protocol of a run."""
-    loss = config.loss
-    cosines = config.evaluation.calibration == "cosines" and loss.name != "softmax"
-    return classification.build(
-        config.data,
-        label=label(loss),
-        objective=partial(objective, loss),
-        check_options=check_options,
-        extra_results=assignment_results if loss.name == "dynamic" else lambda outputs: {},
-        calibrated=partial(calibrated_logits, config),
-        note="The calibration error is that of cosines without a scale." if cosines else "",
-    )
+class Hyperspherical(Classification):
+    """Classification by prototypes, or by a trained layer."""
+
+    def __init__(self, config: HypersphericalConfig):
+        super().__init__(config.data, label(config.loss))
+        self.config, self.options = config, config.loss
+        self.dynamic = config.loss.name == "dynamic"
+
+    def check_options(self, num_features: int) -> None:
+        if num_features < 2:
+            raise ConfigError(
+                f"model.dim = {num_features} must be at least 2: one dimension has two directions"
+            )
+
+    def objective(self, problem: Problem) -> Objective:
+        """Cross-entropy with a trained classifier, or the objective of prototypes.
+
+        Of plain cosines, it is at least log(1 + (C − 1) / e²) for C classes.
+        """
+        loss_of = partial(jaxloss.softmax_loss, axis_name=problem.axis_name)
+        if self.options.name == "softmax":
+            return objective_of_logits(partial(init_linear_head, problem), head_logits, loss_of)
+        if self.options.name == "cosine-softmax":
+
+            def cosines(features, head, objective_state):
+                return jaxloss.cosine_logits(features, head["kernel"])
+
+            return objective_of_logits(partial(init_kernel, problem), cosines, loss_of)
+        return self._with_prototypes(problem)
+
+    def _with_prototypes(self, problem: Problem) -> Objective:
+        """Fixed prototypes as targets of the features, or as the classifier of cross-entropy.
+
+        The objective state has `prototypes` [d, C] and `assignment` [C], the prototype of each
+        class. The dynamic assignment adds `class_means` [d, C] and, for every epoch of the run, the
+        number of classes `reassigned` after it (−1 before), and their `alignment`: the cosine
+        between a class mean and its new prototype, averaged over the classes.
+        """
+        options, axis_name = self.options, problem.axis_name
+        num_classes, dim = len(problem.class_counts), problem.num_features
+        linear = options.name == "fixed-ce" and options.logits == "linear"
+        balanced = partial(jaxloss.class_balanced_lengths, num_classes=num_classes)
+        lengths = None
+        if options.criterion == "dot-regression" and options.lengths == "training-set":
+            lengths = balanced(jnp.asarray(labels_of(problem.class_counts)))
+
+        def init_state():
+            key = jax.random.fold_in(jax.random.key(problem.seed), 3)
+            state = {
+                "prototypes": jnp.asarray(spread_prototypes(num_classes, dim)),
+                "assignment": jax.random.permutation(key, jnp.arange(num_classes, dtype=jnp.int32)),
+            }
+            if self.dynamic:
+                epochs = max(problem.num_epochs, 1)
+                state |= {
+                    "class_means": jnp.zeros((dim, num_classes)),
+                    "reassigned": jnp.full(epochs, -1, jnp.int32),
+                    "alignment": jnp.zeros(epochs),
+                }
+            return state
+
+        def logits_of(features, head, state):
+            if linear:
+                return jaxloss.linear_logits(features, _assigned(state))
+            return options.scale * jaxloss.cosine_logits(features, _assigned(state))
+
+        def distance(features, labels, state):
+            prototypes = state["prototypes"]
+            how: Any = {"assignment": state["assignment"], "reduction": options.reduction}
+            how["axis_name"] = axis_name
+            if options.criterion == "prototype":
+                return jaxloss.prototype_loss(features, labels, prototypes, **how)
+            features /= optax.safe_norm(features, 1e-12, axis=1, keepdims=True)
+            # Mixup's second labels are those of the whole batch in another order, so that both
+            # terms of its loss get the lengths of the batch before mixup.
+            own = balanced(labels, axis_name=axis_name) if lengths is None else lengths
+            return jaxloss.dot_regression_loss(features, labels, prototypes, lengths=own, **how)
+
+        def loss(features, labels, head, state):
+            logits = logits_of(features, head, state)
+            if options.name == "fixed-ce":
+                value = jaxloss.softmax_loss(logits, labels, axis_name=axis_name)
+            else:
+                value = distance(features, labels, state)
+            if self.dynamic:
+                how: Any = {"decay": options.decay, "axis_name": axis_name}
+                moved = jaxloss.update_class_means(state["class_means"], features, labels, **how)
+                state = state | {"class_means": moved}
+            return Loss(value, state, train_accuracy(logits, labels))
+
+        return Objective(
+            init_head=lambda key: {},
+            loss=loss,
+            logits=logits_of,
+            init_state=init_state,
+            after_epoch=reassign if self.dynamic else None,
+            classifier_state=("prototypes", "assignment", *["class_means"] * self.dynamic),
+        )
+
+    def calibrated(self, outputs: Outputs) -> np.ndarray:
+        return calibrated_logits(self.config, outputs)
+
+    def evaluate(self, split: str, outputs_of_split: OutputsOf) -> dict[str, Any]:
+        """Of the dynamic assignment also how it changed, by epoch, up to the checkpoint."""
+        outputs = outputs_of_split(split)
+        results = super().evaluate(split, lambda split: outputs)
+        if self.dynamic:
+            state = outputs.objective_state
+            done = np.asarray(state["reassigned"]) >= 0
+            names = "reassigned", "alignment"
+            results["assignment"] = {name: np.asarray(state[name])[done].tolist() for name in names}
+        return results
+
+    def report(self, results: dict[str, Any]) -> list[str]:
+        lines = super().report(results)
+        if self.config.evaluation.calibration == "cosines" and self.options.name != "softmax":
+            lines += ["", "The calibration error is that of cosines without a scale."]
+        return lines
 
 
-def check_options(num_features: int) -> None:
-    """Checks that there is room for different prototypes."""
-    if num_features < 2:
-        text = "must be at least 2: one dimension has two directions only"
-        raise ConfigError(f"model.dim = {num_features} {text}")
-
-
-def objective(options: HypersphericalLoss, problem: Problem) -> Objective:
-    """Cross-entropy with a trained classifier, or the objective of prototypes.
-
-    Of plain cosines, it is at least log(1 + (C − 1) / e²) for C classes.
-    """
-    loss_of = partial(jaxloss.softmax_loss, axis_name=problem.axis_name)
-    if options.name == "softmax":
-        return objective_of_logits(partial(init_linear_head, problem), head_logits, loss_of)
-    if options.name == "cosine-softmax":
-
-        def cosines(features, head, objective_state):
-            return jaxloss.cosine_logits(features, head["kernel"])
-
-        return objective_of_logits(partial(init_kernel, problem), cosines, loss_of)
-    return _with_prototypes(options, problem)
-
-
-def _with_prototypes(options: HypersphericalLoss, problem: Problem) -> Objective:
-    """Fixed prototypes as targets of the features, or as the classifier of cross-entropy.
-
-    The objective state has `prototypes` [d, C] and `assignment` [C], the prototype of each class.
-    The dynamic assignment adds `class_means` [d, C] and, for every epoch of the run, the number of
-    classes `reassigned` after it (−1 before), and their `alignment`: the cosine between a class
-    mean and its new prototype, averaged over the classes.
-    """
-    axis_name, dynamic = problem.axis_name, options.name == "dynamic"
-    linear = options.name == "fixed-ce" and options.logits == "linear"
-    distance = _distance(options, problem)
-    move = partial(jaxloss.update_class_means, decay=options.decay, axis_name=axis_name)
-
-    def logits_of(features, head, objective_state):
-        assigned = objective_state["prototypes"][:, objective_state["assignment"]]
-        if linear:
-            return jaxloss.linear_logits(features, assigned)
-        return options.scale * jaxloss.cosine_logits(features, assigned)
-
-    def loss(features, labels, head, objective_state):
-        logits = logits_of(features, head, objective_state)
-        if options.name == "fixed-ce":
-            value = jaxloss.softmax_loss(logits, labels, axis_name=axis_name)
-        else:
-            value = distance(features, labels, objective_state)
-        if dynamic:
-            moved = move(objective_state["class_means"], features, labels)
-            objective_state = objective_state | {"class_means": moved}
-        return Loss(value, objective_state, train_accuracy(logits, labels))
-
-    return Objective(
-        init_head=lambda key: {},
-        loss=loss,
-        logits=logits_of,
-        init_state=partial(_init_state, options, problem),
-        after_epoch=reassign if dynamic else None,
-        classifier_state=("prototypes", "assignment", *["class_means"] * dynamic),
-    )
-
-
-def _init_state(options: HypersphericalLoss, problem: Problem) -> dict[str, Array]:
-    num_classes, dim = len(problem.class_counts), problem.num_features
-    key = jax.random.fold_in(jax.random.key(problem.seed), 3)
-    state = {
-        "prototypes": jnp.asarray(spread_prototypes(num_classes, dim)),
-        "assignment": jax.random.permutation(key, jnp.arange(num_classes, dtype=jnp.int32)),
-    }
-    if options.name == "dynamic":
-        epochs = max(problem.num_epochs, 1)
-        state |= {
-            "class_means": jnp.zeros((dim, num_classes)),
-            "reassigned": jnp.full(epochs, -1, jnp.int32),
-            "alignment": jnp.zeros(epochs),
-        }
-    return state
+def _assigned(state: dict[str, Array]) -> Array:
+    """The prototype of each class, [d, C]."""
+    return state["prototypes"][:, state["assignment"]]
 
 
 @cache
@@ -199,41 +222,17 @@ def spread_prototypes(num_prototypes: int, dim: int) -> np.ndarray:
     return from_first(np.asarray(found))
 
 
-def reassign(objective_state: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+def reassign(state: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
     """Assigns the prototypes anew by the class means, and counts the classes that change."""
-    prototypes, class_means = objective_state["prototypes"], objective_state["class_means"]
+    prototypes, class_means = state["prototypes"], state["class_means"]
     assignment = jaxloss.assign_prototypes(class_means, prototypes)
     numbers = {
-        "reassigned": jnp.sum(assignment != objective_state["assignment"]),
+        "reassigned": jnp.sum(assignment != state["assignment"]),
         "alignment": jnp.mean(jnp.sum(class_means * prototypes[:, assignment], axis=0)),
     }
-    epoch = jnp.sum(objective_state["reassigned"] >= 0)
-    logged = {name: objective_state[name].at[epoch].set(numbers[name]) for name in numbers}
-    return objective_state | logged | {"assignment": assignment}, numbers
-
-
-def _distance(
-    options: HypersphericalLoss, problem: Problem
-) -> Callable[[Array, Array, dict[str, Array]], Array]:
-    """The distance of features [n, d] to the prototypes of their labels [n]."""
-    common: Any = {"reduction": options.reduction, "axis_name": problem.axis_name}
-    balanced = partial(jaxloss.class_balanced_lengths, num_classes=len(problem.class_counts))
-    lengths = None
-    if options.criterion == "dot-regression" and options.lengths == "training-set":
-        lengths = balanced(jnp.asarray(labels_of(problem.class_counts)))
-
-    def distance(features, labels, objective_state):
-        assigned = {**common, "assignment": objective_state["assignment"]}
-        prototypes = objective_state["prototypes"]
-        if options.criterion == "prototype":
-            return jaxloss.prototype_loss(features, labels, prototypes, **assigned)
-        features /= optax.safe_norm(features, 1e-12, axis=1, keepdims=True)
-        # Mixup's second labels are those of the whole batch in another order, so that both terms
-        # of its loss get the lengths of the batch before mixup.
-        own = balanced(labels, axis_name=problem.axis_name) if lengths is None else lengths
-        return jaxloss.dot_regression_loss(features, labels, prototypes, lengths=own, **assigned)
-
-    return distance
+    epoch = jnp.sum(state["reassigned"] >= 0)
+    logged = {name: state[name].at[epoch].set(numbers[name]) for name in numbers}
+    return state | logged | {"assignment": assignment}, numbers
 
 
 def calibrated_logits(config: HypersphericalConfig, outputs: Outputs) -> np.ndarray:
@@ -241,17 +240,8 @@ def calibrated_logits(config: HypersphericalConfig, outputs: Outputs) -> np.ndar
     plain = config.loss.name in ("softmax", "cosine-softmax")
     if config.evaluation.calibration == "logits" or plain:
         return outputs.logits()
-    state = outputs.objective_state
-    assigned = state["prototypes"][:, state["assignment"]]
+    assigned = _assigned(outputs.objective_state)
     return np.asarray(jaxloss.cosine_logits(jnp.asarray(outputs.features), assigned))
-
-
-def assignment_results(outputs: Outputs) -> dict[str, Any]:
-    """How the assignment changed, epoch by epoch, up to the checkpoint."""
-    state = outputs.objective_state
-    done = np.asarray(state["reassigned"]) >= 0
-    names = "reassigned", "alignment"
-    return {"assignment": {name: np.asarray(state[name])[done].tolist() for name in names}}
 
 
 def label(options: HypersphericalLoss) -> str:

@@ -26,11 +26,7 @@ def init_linear_head(problem: Problem, key: Array, *, scale: float = 1.0) -> dic
 
 
 def init_kernel(problem: Problem, key: Array) -> dict[str, Array]:
-    """The first `kernel` [d, C] of a classifier without a bias, float32.
-
-    Its columns are as long as those of PyTorch's linear layers: with cosines, gradients shrink with
-    the length.
-    """
+    """The same without a bias, and with PyTorch's deviation: of cosines, gradients depend on it."""
     return {"kernel": init_linear_head(problem, key, scale=3**-0.5)["kernel"]}
 
 
@@ -52,10 +48,7 @@ def objective_of_logits(
     *,
     accuracy: bool = True,
 ) -> Objective:
-    """What minimises a loss of logits [n, C] and labels, and keeps no objective state.
-
-    With `accuracy`, labels are [n], and the metrics log has the accuracy.
-    """
+    """The objective of a loss of logits [n, C] and labels; with `accuracy`, these are [n]."""
 
     def loss(features: Array, labels: Array, head: Any, objective_state: Any) -> Loss:
         logits = logits_of(features, head, objective_state)

@@ -1,4 +1,7 @@
-"""Protocol D: multi-label classification with the two-way loss (Kobayashi, CVPR 2023)."""
+"""Protocol D: the two-way loss, on images of any number of labels or of one (Kobayashi, CVPR 2023).
+
+Backbones that are trained on images of one class are for linear evaluation.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from annotated_types import Ge, Lt
 from jax import Array, lax
@@ -25,12 +30,22 @@ from experiments.core.config import (
 )
 from experiments.core.errors import ConfigError
 from experiments.core.processes import is_first
-from experiments.core.protocol import Metric, Objective, Outputs, Part, Problem, Protocol, measured
+from experiments.core.protocol import (
+    ClassCounts,
+    Metric,
+    Objective,
+    Outputs,
+    OutputsOf,
+    Part,
+    Problem,
+    Protocol,
+    measured,
+)
 from experiments.data.pipeline import load_labels, load_split
 from experiments.data.selection import TEST_SHARE
 from experiments.datasets import lookup
 from experiments.evaluation.multilabel import evaluate_scores
-from experiments.papers.classification import SPLITS
+from experiments.papers.classification import SPLITS, Classification, ClassificationData
 from experiments.papers.linear_head import head_logits, init_linear_head, objective_of_logits
 from experiments.reporting.run import metrics_table
 
@@ -43,29 +58,22 @@ them."""
 METRICS = (Metric("mAP@class"), Metric("mAP@sample"))
 
 
-class _Method(NamedTuple):
-    """A loss of logits and targets [n, C], and the symbols of its options, for tables."""
-
-    label: str
-    loss: Callable[..., Array]
-    options: Mapping[str, str] = {}
-    compares_samples: bool = False
-
-
 _SOFT_GAP = {"positive_temperature": "T_P", "negative_temperature": "T_N", "margin": "ε"}
 _FOCUS = {"positive_focus": "γ₊", "negative_focus": "γ₋", "clip": "m"}
 _FOCUS["stop_focus_gradient"] = "full gradient"
 _RAMPS = {"ramp": "s", "leak": "λ", "binary_weight": "κ"}
-_METHODS = {
-    "two-way": _Method("Two-way", jaxloss.two_way_loss, _SOFT_GAP, compares_samples=True),
-    "sample-wise": _Method("Sample-wise", jaxloss.sample_wise_loss, _SOFT_GAP),
-    "class-wise": _Method("Class-wise", jaxloss.class_wise_loss, _SOFT_GAP, compares_samples=True),
-    "bce": _Method("BCE", jaxloss.sigmoid_loss),
-    "softmax": _Method("Softmax", jaxloss.multilabel_softmax_loss),
-    "asl": _Method("ASL", jaxloss.asymmetric_loss, _FOCUS),
-    "warp": _Method("WARP", jaxloss.warp_loss),
-    "rml": _Method("RML", jaxloss.robust_multilabel_loss, _RAMPS),
+_METHODS: dict[str, tuple[str, Callable[..., Array], Mapping[str, str]]] = {
+    "two-way": ("Two-way", jaxloss.two_way_loss, _SOFT_GAP),
+    "sample-wise": ("Sample-wise", jaxloss.sample_wise_loss, _SOFT_GAP),
+    "class-wise": ("Class-wise", jaxloss.class_wise_loss, _SOFT_GAP),
+    "bce": ("BCE", jaxloss.sigmoid_loss, {}),
+    "softmax": ("Softmax", jaxloss.multilabel_softmax_loss, {}),
+    "asl": ("ASL", jaxloss.asymmetric_loss, _FOCUS),
+    "warp": ("WARP", jaxloss.warp_loss, {}),
+    "rml": ("RML", jaxloss.robust_multilabel_loss, _RAMPS),
 }
+"""Label, loss of logits and targets [n, C], and the symbols of its options, for tables."""
+_COMPARE_SAMPLES = "two-way", "class-wise"
 
 
 @dataclass(frozen=True)
@@ -116,98 +124,158 @@ class MultiLabelConfig(TrainConfig):
     """A run of protocol D."""
 
     protocol: ClassVar[str] = "multi-label"
-
     data: MultiLabelData = field(default_factory=MultiLabelData)
     loss: MultiLabelLoss = field(default_factory=MultiLabelLoss)
 
 
-def build(config: MultiLabelConfig) -> Protocol:
-    """The protocol of a run."""
-    data, loss = config.data, config.loss
-    held_out = {"holdout": data.holdout} if data.holdout else {}
+@dataclass(frozen=True)
+class TwoWayConfig(TrainConfig):
+    """A run of protocol D on images of one class."""
 
-    def check_options(num_features: int) -> None:
-        if config.sampling.strategy != "random":
+    protocol: ClassVar[str] = "two-way"
+    data: ClassificationData = field(default_factory=ClassificationData)
+    loss: MultiLabelLoss = field(default_factory=MultiLabelLoss)
+
+
+class MultiLabel(Protocol):
+    """Classification of images with any number of labels, which are ranked."""
+
+    splits = SPLITS
+    metrics = METRICS
+    validation_metric = Metric("mean of mAP@class and mAP@sample")
+
+    def __init__(self, config: MultiLabelConfig):
+        self.config, self.data = config, config.data
+        self.compares_samples = config.loss.name in _COMPARE_SAMPLES
+        self.description = {"label": label(config.loss), "train_on": self.data.train_on}
+        if self.data.holdout:
+            self.description["holdout"] = self.data.holdout
+
+    def parts(self, folders: Folders) -> dict[str, Part]:
+        """The images for training, for test, and for validation where there are some."""
+        data, dataset, holdout = self.data, lookup(self.data.name), self.data.holdout
+        if not dataset.multi_label:
             raise ConfigError(
-                f"sampling.strategy = {config.sampling.strategy} needs one class per image; choose "
-                "`random`"
+                f"data.name = {data.name} has one class per image, and multi-label classification "
+                "needs images with any number of labels; choose the preset folder, or list them in "
+                "a CSV file with the columns file,labels"
+            )
+        has_validation = "validation" in dataset.classes
+        if data.train_on != "train" and not has_validation:
+            raise ConfigError(
+                f"data.train_on = {data.train_on}, but {data.name} has no validation images; "
+                "choose train"
+            )
+        has_test = "test" in dataset.classes  # Else it is a folder without splits.
+        stored = {"train": data.train_on} | ({"test": "test"} if has_test else {})
+        if has_validation and data.train_on == "train":
+            if dataset.own:
+                holdout = 0.0
+            elif holdout:
+                raise ConfigError(
+                    f"data.holdout = {holdout}, but {data.name} has validation images of its own; "
+                    "set it to 0, or set data.train_on = train+validation"
+                )
+            stored["validation"] = "validation"
+        targets = {
+            part: load_labels(data.name, part, **vars(folders))[0] for part in stored.values()
+        }
+        rows = {split: np.arange(len(targets[part])) for split, part in stored.items()}
+        # Random fractions of the images, the same in every run.
+        for split, share in {"test": 0 if has_test else TEST_SHARE, "validation": holdout}.items():
+            if not share:
+                continue
+            size = len(rows["train"])
+            held_out = int(np.floor(share * size + 0.5))
+            if not held_out:
+                option = "data.holdout" if split == "validation" else "the share for test"
+                raise ConfigError(f"{option} = {share} of {size} images of {data.name} is none")
+            random = np.random.Generator(np.random.Philox(key=[_STREAMS[split], 0]))
+            chosen = np.split(rows["train"][random.permutation(size)], [held_out])
+            stored[split] = stored["train"]
+            chosen = _labels_in_training(targets[stored[split]] == 1, *chosen)
+            rows[split], rows["train"] = map(np.sort, chosen)
+        return {
+            split: Part(
+                partial(np.sum, targets[part][rows[split]] > 0, axis=0),
+                partial(load_split, data.name, part, rows=rows[split], **vars(folders)),
+                len(rows[split]),
+            )
+            for split, part in stored.items()
+        }
+
+    def check_options(self, num_features: int) -> None:
+        strategy = self.config.sampling.strategy
+        if strategy != "random":
+            raise ConfigError(
+                f"sampling.strategy = {strategy} needs one class per image; choose `random`"
             )
 
-    def check_data(num_features: int, counts: Mapping[str, np.ndarray]) -> None:
+    def check_data(self, num_features: int, counts: ClassCounts) -> None:
         for split, of_split in counts.items():
             if not of_split.any():
-                raise ConfigError(f"no {split} image of {data.name} has a label; add some")
+                raise ConfigError(f"no {split} image of {self.data.name} has a label; add some")
             missing = int((of_split == 0).sum())
             if missing and is_first():
                 _log.warning("%d labels have no %s image", missing, split)
 
-    return Protocol(
-        splits=SPLITS,
-        parts=partial(parts, data),
-        check_options=check_options,
-        compares_samples=compares_samples(loss),
-        check_data=check_data,
-        objective=partial(objective, loss),
-        validation_metric=Metric("mean of mAP@class and mAP@sample"),
-        validate=validate,
-        metrics=METRICS,
-        evaluate=evaluate,
-        description={"label": label(loss), "train_on": data.train_on, **held_out},
-        report=report,
-    )
+    def objective(self, problem: Problem) -> Objective:
+        """A linear classifier, which ranks by its logits."""
+        loss_of = build_loss(self.config.loss, problem)
+        init_head = partial(init_linear_head, problem)
+        return objective_of_logits(init_head, head_logits, loss_of, accuracy=False)
+
+    def validate(self, outputs: Outputs) -> float:
+        """The mean of the two: each half of the two-way loss favours one of them."""
+        result = evaluate_scores(outputs.logits(), outputs.labels)
+        return (result.map_class + result.map_sample) / 2
+
+    def evaluate(self, split: str, outputs_of_split: OutputsOf) -> dict[str, Any]:
+        outputs = outputs_of_split(split)
+        result = evaluate_scores(outputs.logits(), outputs.labels)
+        metrics = measured(METRICS, (result.map_class, result.map_sample))
+        return {"result": result._asdict(), "metrics": metrics}
+
+    def report(self, results: dict[str, Any]) -> list[str]:
+        result = results["result"]
+        unlabelled = result["samples_without_positive"]
+        absent = result["classes_without_positive"]
+        return [
+            f"{result['samples']} {results['split']} images"
+            + (f" ({unlabelled} more have no label)" if unlabelled else "")
+            + f", {result['classes']} labels"
+            + (f" ({absent} more have no image)" if absent else ""),
+            "",
+            *metrics_table(results["metrics"]),
+        ]
 
 
-def parts(data: MultiLabelData, folders: Folders) -> dict[str, Part]:
-    """The images for training, for test, and for validation where there are some."""
-    dataset = lookup(data.name)
-    if not dataset.multi_label:
-        raise ConfigError(
-            f"data.name = {data.name} has one class per image, and multi-label classification "
-            "needs images with any number of labels; choose the preset folder, or list them in a "
-            "CSV file with the columns file,labels"
+class TwoWay(Classification):
+    """Classification, with the losses and the metrics of multi-label runs on one-hot targets."""
+
+    def __init__(self, config: TwoWayConfig):
+        super().__init__(config.data, label(config.loss))
+        self.loss = config.loss
+        self.compares_samples = self.loss.name in _COMPARE_SAMPLES
+        self.metrics = [*self.metrics, *METRICS]
+
+    def objective(self, problem: Problem) -> Objective:
+        """A linear classifier, which predicts the largest logit; softmax is cross-entropy."""
+        loss_of = build_loss(self.loss, problem)
+        one_hot = partial(jax.nn.one_hot, num_classes=len(problem.class_counts), dtype=jnp.int8)
+        return objective_of_logits(
+            partial(init_linear_head, problem),
+            head_logits,
+            lambda logits, labels: loss_of(logits, one_hot(labels)),
         )
-    has_validation = "validation" in dataset.classes
-    if data.train_on != "train" and not has_validation:
-        raise ConfigError(
-            f"data.train_on = {data.train_on}, but {data.name} has no validation images; "
-            "choose train"
-        )
-    has_test = "test" in dataset.classes  # Else it is a folder without splits.
-    stored = {"train": data.train_on} | ({"test": "test"} if has_test else {})
-    holdout = data.holdout
-    if has_validation and data.train_on == "train":
-        if dataset.own:
-            holdout = 0.0
-        elif holdout:
-            raise ConfigError(
-                f"data.holdout = {data.holdout}, but {data.name} has validation images of its own; "
-                "set it to 0, or set data.train_on = train+validation"
-            )
-        stored["validation"] = "validation"
-    targets = {part: load_labels(data.name, part, **vars(folders))[0] for part in stored.values()}
-    rows = {split: np.arange(len(targets[part])) for split, part in stored.items()}
-    # Random fractions of the images, the same in every run.
-    for split, share in {"test": 0 if has_test else TEST_SHARE, "validation": holdout}.items():
-        if not share:
-            continue
-        size = len(rows["train"])
-        held_out = int(np.floor(share * size + 0.5))
-        if not held_out:
-            option = "data.holdout" if split == "validation" else "the share for test"
-            raise ConfigError(f"{option} = {share} of {size} images of {data.name} is none")
-        order = np.random.Generator(np.random.Philox(key=[_STREAMS[split], 0])).permutation(size)
-        stored[split] = stored["train"]
-        chosen = np.split(rows["train"][order], [held_out])
-        chosen = _labels_in_training(targets[stored[split]] == 1, *chosen)
-        rows[split], rows["train"] = map(np.sort, chosen)
-    return {
-        split: Part(
-            partial(np.sum, targets[part][rows[split]] > 0, axis=0),
-            partial(load_split, data.name, part, rows=rows[split], **vars(folders)),
-            len(rows[split]),
-        )
-        for split, part in stored.items()
-    }
+
+    def evaluate(self, split: str, outputs_of_split: OutputsOf) -> dict[str, Any]:
+        outputs = outputs_of_split(split)
+        results = super().evaluate(split, lambda split: outputs)
+        targets = outputs.labels[:, None] == np.arange(len(outputs.class_counts))
+        found = evaluate_scores(outputs.logits(), targets)
+        results["metrics"] += measured(METRICS, (found.map_class, found.map_sample))
+        return results
 
 
 def _labels_in_training(
@@ -220,75 +288,34 @@ def _labels_in_training(
     return held_out, training
 
 
-def compares_samples(options: MultiLabelLoss) -> bool:
-    """Whether the loss compares samples with each other."""
-    return _METHODS[options.name].compares_samples
-
-
 def build_loss(options: MultiLabelLoss, problem: Problem) -> Callable[[Array, Array], Array]:
     """The loss of a batch: `(logits, targets) -> scalar`, both `[n, C]`."""
-    method, axis_name = _METHODS[options.name], problem.axis_name
-    if problem.mesh is not None and options.class_wise_over == "device":
+    axis_name, by_device = problem.axis_name, options.class_wise_over == "device"
+    if problem.mesh is not None and by_device:
         raise ConfigError(
             "loss.class_wise_over = device needs --parallel pmap: with jit, a step sees the whole "
             "batch at once; choose pmap, or set loss.class_wise_over = batch"
         )
-    values = {option: vars(options)[option] for option in method.options}
-    if axis_name is None or options.class_wise_over == "batch" or not method.compares_samples:
-        return partial(method.loss, **values, axis_name=axis_name)
+    _, loss, symbols = _METHODS[options.name]
+    values = {option: vars(options)[option] for option in symbols}
+    if axis_name is None or not by_device or options.name not in _COMPARE_SAMPLES:
+        return partial(loss, **values, axis_name=axis_name)
 
-    def loss(logits: Array, targets: Array) -> Array:
+    def loss_by_device(logits: Array, targets: Array) -> Array:
         value = lax.pmean(jaxloss.class_wise_loss(logits, targets, **values), axis_name)
         if options.name == "two-way":
             value += jaxloss.sample_wise_loss(logits, targets, **values, axis_name=axis_name)
         return value
 
-    return loss
-
-
-def objective(options: MultiLabelLoss, problem: Problem) -> Objective:
-    """A linear classifier with one of the losses; it ranks by its logits."""
-    init_head, loss_of = partial(init_linear_head, problem), build_loss(options, problem)
-    return objective_of_logits(init_head, head_logits, loss_of, accuracy=False)
-
-
-def validate(outputs: Outputs) -> float:
-    """The mean of mAP@class and mAP@sample: each half of the two-way loss favours one of them."""
-    result = evaluate_scores(outputs.logits(), outputs.labels)
-    return (result.map_class + result.map_sample) / 2
-
-
-def evaluate(split: str, outputs_of_split: Callable[[str], Outputs]) -> dict[str, Any]:
-    """mAP@class and mAP@sample, and the average precision of every class."""
-    outputs = outputs_of_split(split)
-    result = evaluate_scores(outputs.logits(), outputs.labels)
-    values = result.map_class, result.map_sample
-    return {"result": result._asdict(), "metrics": measured(METRICS, values)}
+    return loss_by_device
 
 
 def label(options: MultiLabelLoss) -> str:
     """The loss with those of its options that differ from the paper's, for tables."""
-    method, default = _METHODS[options.name], MultiLabelLoss()
-    changed = [
-        f", {symbol}" if isinstance(value, bool) else f", {symbol} = {value:g}"
-        for option, symbol in method.options.items()
-        if (value := vars(options)[option]) != vars(default)[option]
-    ]
-    if method.compares_samples and options.class_wise_over == "device":
-        changed.append(", by device")
-    return method.label + "".join(changed)
-
-
-def report(results: dict[str, Any]) -> list[str]:
-    """A phrase on the data, and a table of the metrics."""
-    result = results["result"]
-    unlabelled = result["samples_without_positive"]
-    absent = result["classes_without_positive"]
-    return [
-        f"{result['samples']} {results['split']} images"
-        + (f" ({unlabelled} more have no label)" if unlabelled else "")
-        + f", {result['classes']} labels"
-        + (f" ({absent} more have no image)" if absent else ""),
-        "",
-        *metrics_table(results["metrics"]),
-    ]
+    name, _, symbols = _METHODS[options.name]
+    default = vars(MultiLabelLoss())
+    for option, symbol in symbols.items():
+        if (value := vars(options)[option]) != default[option]:
+            name += f", {symbol}" if isinstance(value, bool) else f", {symbol} = {value:g}"
+    by_device = options.name in _COMPARE_SAMPLES and options.class_wise_over == "device"
+    return name + ", by device" * by_device

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.core.config import check_config, replace_option
 from experiments.core.errors import ConfigError
-from experiments.papers import config_from_dict, config_to_dict
+from experiments.papers import PROTOCOLS, build_protocol, config_from_dict, config_to_dict
 from experiments.papers.group_softmax import GroupSoftmaxConfig
 from experiments.papers.presets import PRESETS
 
@@ -90,3 +90,32 @@ def test_values_of_a_file_have_the_types_of_their_options(option, value):
 def test_whole_numbers_of_a_file_are_floats_too():
     values = RUN | {"optimizer": RUN["optimizer"] | {"learning_rate": 1}}
     assert config_from_dict(values).optimizer.learning_rate == 1
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options", "label"),
+    [
+        ("group-softmax", {"grouping": "contiguous"}, "Loose, G = 4, contiguous"),
+        ("group-softmax", {"name": "softmax", "grouping": "contiguous"}, "Softmax"),
+        ("group-softmax", {"name": "tight", "grouping": "random"}, "Tight, G = 4, random"),
+        (
+            "hyperspherical",
+            {"name": "static", "criterion": "dot-regression"},
+            "Static assignment, dot regression",
+        ),
+        ("hyperspherical", {"name": "fixed-ce", "logits": "cosine"}, "Fixed W + CE, cosine logits"),
+        ("hyperspherical", {"name": "cosine-softmax"}, "Cosine softmax, no scale"),
+        ("multi-label", {"positive_temperature": 2.0, "clip": 0.1}, "Two-way, T_P = 2"),
+        (
+            "multi-label",
+            {"name": "class-wise", "class_wise_over": "device"},
+            "Class-wise, by device",
+        ),
+        ("multi-label", {"name": "bce", "class_wise_over": "device", "margin": 1}, "BCE"),
+    ],
+)
+def test_labels_tell_what_is_minimised(protocol, options, label):
+    config = PROTOCOLS[protocol][0]()
+    for option, value in options.items():
+        config = replace_option(config, f"loss.{option}", value)
+    assert build_protocol(config).description["label"] == label

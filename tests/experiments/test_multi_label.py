@@ -1,4 +1,4 @@
-"""Protocol D: its losses, the images of every split, a run, and what it refuses."""
+"""Protocol D: its losses, its data of several labels and of one, metrics, and what it refuses."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.metrics import average_precision_score
 
 from experiments.cli.main import main
-from experiments.core.config import ModelConfig, SamplingConfig, replace_option
+from experiments.core.config import ModelConfig, SamplingConfig, set_options
 from experiments.core.errors import ConfigError
-from experiments.core.protocol import Metric, Outputs, Problem
-from experiments.data.pipeline import load_labels, load_split
+from experiments.core.protocol import ImageSet, Outputs, Problem
+from experiments.data.pipeline import load_split
 from experiments.evaluation.multilabel import evaluate_scores
-from experiments.papers import multi_label
-from experiments.papers.multi_label import MultiLabelConfig, MultiLabelData, MultiLabelLoss
-from experiments.reporting.run import report_text
+from experiments.papers import classification, multi_label
+from experiments.papers.classification import ClassificationData
+from experiments.papers.multi_label import (
+    MultiLabel,
+    MultiLabelConfig,
+    MultiLabelData,
+    MultiLabelLoss,
+    TwoWay,
+    TwoWayConfig,
+)
 from experiments.run import evaluate, load_run, plan_run, prepare_and_count, train_run
 from experiments.training.step import build_outputs
 from tests.jaxloss import references
@@ -32,7 +40,7 @@ TINY = MultiLabelConfig(
     validate_every=2,
     log_every=1,
 )
-
+CLASSES = 6
 
 SOFT_GAP: dict[str, Any] = {"positive_temperature": 2.0, "negative_temperature": 0.5, "margin": 0.7}
 RAMP: dict[str, Any] = {"ramp": 0.2, "leak": 0.3, "binary_weight": 2.0}
@@ -53,21 +61,26 @@ FOCUS: dict[str, Any] = {"positive_focus": 1.0, "negative_focus": 2.0, "clip": 0
     ],
 )
 def test_every_loss_is_that_of_the_reference(name, reference, options):
+    """On targets of several labels, some unknown, and on one-hot targets of labels."""
     rng = np.random.default_rng(1)
-    features, targets = rng.normal(size=(9, 5)), rng.integers(-1, 2, (9, 6)).astype(np.int8)
-    head = {"kernel": rng.normal(size=(5, 6)), "bias": rng.normal(size=6)}
+    features, targets = rng.normal(size=(9, 5)), rng.integers(-1, 2, (9, CLASSES)).astype(np.int8)
+    head = {"kernel": rng.normal(size=(5, CLASSES)), "bias": rng.normal(size=CLASSES)}
+    logits, labels = features @ head["kernel"] + head["bias"], rng.integers(0, CLASSES, 9)
     # Options that a loss does not use change nothing.
     loss = MultiLabelLoss(name=name, **SOFT_GAP | FOCUS | RAMP, class_wise_over="device")
-    objective = multi_label.objective(loss, Problem(5, np.ones(6, int)))
-    value, state, _ = objective.loss(jnp.asarray(features), jnp.asarray(targets), head, ())
-    logits = features @ head["kernel"] + head["bias"]
-    assert float(value) == pytest.approx(reference(logits, targets, **options), rel=8 * FLOAT32)
-    assert state == ()
-    np.testing.assert_allclose(
-        objective.logits(jnp.asarray(features), head, ()),
-        logits,
-        rtol=16 * FLOAT32,
-        atol=4 * FLOAT32,
+    for protocol, given, of in (
+        (MultiLabel(MultiLabelConfig(loss=loss)), targets, targets),
+        (TwoWay(TwoWayConfig(loss=loss)), labels, np.eye(CLASSES)[labels]),
+    ):
+        objective = protocol.objective(Problem(5, np.ones(CLASSES, int)))
+        found = objective.loss(jnp.asarray(features), jnp.asarray(given), head, ())
+        expected = reference(logits, of, **options)
+        assert float(found.value) == pytest.approx(expected, rel=8 * FLOAT32)
+        np.testing.assert_allclose(
+            objective.logits(jnp.asarray(features), head, ()), logits, atol=16 * FLOAT32
+        )
+    assert float(found.means["train_accuracy"]) == pytest.approx(
+        np.mean(logits.argmax(1) == labels)
     )
 
 
@@ -114,67 +127,51 @@ def test_the_head_starts_near_the_loss_of_few_labels(name):
     """With zeros for a bias, the negatives alone would make the first loss C log 2 = 48.5."""
     rng = np.random.default_rng(0)
     targets = (rng.random((64, 70)) < 3.2 / 70).astype(np.int8)
-    objective = multi_label.objective(MultiLabelLoss(name=name), Problem(32, np.ones(70, int)))
+    protocol = MultiLabel(MultiLabelConfig(loss=MultiLabelLoss(name=name)))
+    objective = protocol.objective(Problem(32, np.ones(70, int)))
     features, head = jnp.zeros((64, 32)), objective.init_head(jax.random.key(0))
     value = objective.loss(features, jnp.asarray(targets), head, ()).value
     assert float(value) < 0.32 * 70 * np.log(2)
 
 
+def contents(*parts: ImageSet) -> list[Any]:
+    """The colours of images, of which each has its own, and labels, in an order of their own."""
+    colours = np.concatenate([part.images[:].pixels[:, 8, 8] for part in parts])
+    labels = np.concatenate([part.labels for part in parts])
+    return sorted(zip(colours.tolist(), labels.tolist(), strict=True))
+
+
 def test_splits_have_their_own_images(voc):
     counts = prepare_and_count(plan_run(TINY), voc)
-    protocol = multi_label.build(TINY)
+    protocol = MultiLabel(TINY)
     for split, size in (("train", 20), ("validation", 8), ("test", 16)):
         images = protocol.load(voc, split)
         assert images.images.shape == (size, 16, 32, 3)
         assert images.labels.dtype == np.int8
         np.testing.assert_array_equal(counts[split], (images.labels == 1).sum(0))
-    data = dataclasses.replace(TINY.data, train_on="train+validation")
-    both = multi_label.build(dataclasses.replace(TINY, data=data))
+    both = MultiLabel(set_options(TINY, {"data.train_on": "train+validation"}))
     assert both.parts(voc).keys() == {"train", "test"}
-    joined = both.load(voc, "train")
     parts = [protocol.load(voc, split) for split in ("train", "validation")]
-    for content in (lambda part: part.labels, lambda part: part.images[:].pixels):
-        np.testing.assert_array_equal(content(joined), np.concatenate([*map(content, parts)]))
-    # Targets are read without the images.
-    targets, _ = load_labels("voc2007@16", "train+validation", **vars(voc))
-    np.testing.assert_array_equal(targets, joined.labels)
-    with pytest.raises(ConfigError, match=r"no images are held out for validation; set data\.hold"):
+    assert contents(both.load(voc, "train")) == contents(*parts)
+    with pytest.raises(ConfigError, match=r"no validation images, only train, test; .* data\.hold"):
         both.load(voc, "validation")
 
 
 def test_held_out_images_are_no_training_images(voc):
-    data = dataclasses.replace(TINY.data, train_on="train+validation", holdout=0.25)
-    whole = load_split("voc2007@16", "train+validation", **vars(voc))
-    found = multi_label.parts(data, voc)
+    """Neither the seed of the run nor the call changes which images are held out."""
+    options = {"data.train_on": "train+validation", "data.holdout": 0.25}
+    config = set_options(TINY, options)
+    found = MultiLabel(config).parts(voc)
     parts = [found[split].load() for split in ("train", "validation")]
-    assert [len(part.labels) for part in parts] == [21, 7]
-
-    def contents(*parts):
-        # Every image has a colour of its own.
-        colours = np.concatenate([part.images[:].pixels[:, 8, 8] for part in parts])
-        labels = np.concatenate([part.labels for part in parts])
-        return sorted(zip(colours.tolist(), labels.tolist(), strict=True))
-
-    assert contents(*parts) == contents(whole)
-    assert len(np.unique(whole.images[:].pixels[:, 8, 8], axis=0)) == 28
+    assert [len(part.labels) for part in parts] == [found["train"].size, 7] == [21, 7]
+    whole = contents(load_split("voc2007@16", "train+validation", **vars(voc)))
+    assert contents(*parts) == whole
+    assert len({str(colour) for colour, _ in whole}) == 28
     np.testing.assert_array_equal(found["validation"].counts(), (parts[1].labels == 1).sum(0))
-    # Neither the seed of the run nor the call changes which images are held out.
-    protocol = multi_label.build(MultiLabelConfig(data=data, sampling=TINY.sampling, seed=1))
+    protocol = MultiLabel(dataclasses.replace(config, seed=1))
     expected = {"label": "Two-way", "train_on": "train+validation", "holdout": 0.25}
     assert protocol.description == expected
-    again = protocol.load(voc, "train")
-    np.testing.assert_array_equal(again.images[:].pixels, parts[0].images[:].pixels)
-
-
-def test_validation_is_the_mean_of_the_two():
-    rng = np.random.default_rng(2)
-    scores, targets = rng.normal(size=(30, 5)), (rng.random((30, 5)) < 0.3).astype(np.int8)
-    result = evaluate_scores(scores, targets)
-    assert abs(result.map_class - result.map_sample) > 0.05
-    protocol = multi_label.build(TINY)
-    value = protocol.validate(Outputs(np.zeros((30, 1)), targets, lambda: scores, np.ones(5)))
-    assert protocol.validation_metric == Metric("mean of mAP@class and mAP@sample")
-    assert value == pytest.approx((result.map_class + result.map_sample) / 2)
+    assert contents(protocol.load(voc, "train")) == contents(parts[0])
 
 
 @pytest.mark.long
@@ -182,18 +179,82 @@ def test_a_report_has_the_precision_of_the_scores(tmp_path, voc):
     train_run(plan_run(TINY), tmp_path, voc)
     run = load_run(tmp_path)
     report, protocol = evaluate(run, folders=voc), run.plan.protocol
-    images = protocol.load(voc, "test")
     outputs_of = build_outputs(run.graphdef, run.objective, TINY.data, run.class_counts)
-    expected = evaluate_scores(outputs_of(run.state, images).logits(), images.labels)
-    values = {"mAP@class": expected.map_class, "mAP@sample": expected.map_sample}
+    outputs = {split: outputs_of(run.state, protocol.load(voc, split)) for split in protocol.splits}
+    expected = {name: evaluate_scores(of.logits(), of.labels) for name, of in outputs.items()}
+    values = {"mAP@class": expected["test"].map_class, "mAP@sample": expected["test"].map_sample}
     found = {metric["name"]: metric["value"] for metric in report["metrics"]}
     assert found == pytest.approx(values)
     assert list(found) == [metric.name for metric in protocol.metrics]
-    text = report_text(protocol, report)
-    assert text.startswith(
-        "- Loss: Two-way\n- Data: voc2007@16\n- Training batches: random, seed 0\n"
+    # A validation is the mean of the two.
+    means = expected["validation"][:2]
+    assert means == (expected["validation"].map_class, expected["validation"].map_sample)
+    assert protocol.validate(outputs["validation"]) == pytest.approx(np.mean(means))
+    assert "6 labels (14 more have no image)" in protocol.report(report)[0]
+
+
+@pytest.mark.parametrize("imbalance", [1.0, 0.1])
+def test_results_of_images_of_one_class_are_those_of_classification_and_of_multi_label_runs(
+    imbalance,
+):
+    rng = np.random.default_rng(2)
+    labels, scores = rng.integers(0, CLASSES, 40), rng.normal(size=(40, CLASSES))
+    scores[np.arange(40), labels] += 1
+    counts = np.array([2, 30, 9, 8, 20, 3])
+    outputs = Outputs(np.zeros((40, 2)), labels, lambda: scores, counts)
+    protocol = TwoWay(TwoWayConfig(data=ClassificationData(imbalance=imbalance)))
+    results = protocol.evaluate("test", {"test": outputs}.__getitem__)
+    found = {metric["name"]: metric["value"] for metric in results["metrics"]}
+    assert list(found) == [metric.name for metric in protocol.metrics]
+    targets, right = np.eye(CLASSES)[labels], scores.argmax(1) == labels
+    assert found["accuracy"] == protocol.validate(outputs) == pytest.approx(np.mean(right))
+    assert (results["train_samples"], results["classes"]) == (72, CLASSES)
+    if imbalance < 1:  # Head, medium and tail are those of the training images.
+        groups = {"class mean": range(6), "head": (1, 4), "medium": (2, 3), "tail": (0, 5)}
+        for name, classes in groups.items():
+            expected = np.mean([right[labels == c].mean() for c in classes])
+            assert found[f"{name} accuracy"] == pytest.approx(expected)
+    for name, average in (("mAP@class", "macro"), ("mAP@sample", "samples")):
+        expected = average_precision_score(targets, scores, average=average)
+        assert found[name] == pytest.approx(expected)
+    text = "\n".join(protocol.report(results | {"split": "test"}))
+    assert f"{100 * found['mAP@class']:.2f}" in text
+
+
+def test_the_classes_of_one_split_are_trained_on(folders):
+    """The same images are for training, validation and test as among all classes: each for one."""
+    novel, every = (
+        TwoWay(TwoWayConfig(data=ClassificationData(class_split=classes, holdout=0.2)))
+        for classes in ("novel", "all")
     )
-    assert "6 labels (14 more have no image)" in text
+    images = []
+    for split in ("train", "validation", "test"):
+        some, whole = (protocol.load(folders, split) for protocol in (novel, every))
+        first = len(whole.class_names) - 50
+        assert some.class_names == whole.class_names[first:]
+        np.testing.assert_array_equal(some.labels, whole.labels[whole.labels >= first] - first)
+        np.testing.assert_array_equal(some.images[:], whole.images[whole.labels >= first])
+        images += [bytes(image) for image in some.images[:]]
+    stored = load_split("icons", "novel", **vars(folders)).images[:]
+    assert sorted(images) == sorted(bytes(image) for image in stored)
+    assert novel.description["class_split"] == "novel"
+    few = ClassificationData(class_split="novel", classes=5, holdout=0.2)
+    chosen = TwoWay(TwoWayConfig(data=few)).load(folders, "train").class_names
+    assert len(chosen) == 5
+    assert set(chosen) < set(some.class_names)
+
+
+def test_every_option_of_the_selection_changes_the_training_images(folders):
+    data = ClassificationData(classes=9, samples_per_class=12, imbalance=0.5, holdout=0.1)
+
+    def counts(**changes) -> list[int]:
+        changed = dataclasses.replace(data, **changes)
+        return classification.parts(changed, folders)["train"].counts().tolist()
+
+    changes: dict[str, Any] = {"classes": 8, "samples_per_class": 5, "imbalance": 0.3}
+    changes |= {"holdout": 0.4, "subset_seed": 3, "tail_from": "mean"}
+    for option, value in changes.items():
+        assert counts(**{option: value}) != counts(), option
 
 
 @pytest.mark.parametrize(
@@ -208,11 +269,8 @@ def test_a_report_has_the_precision_of_the_scores(tmp_path, voc):
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(options, message, voc, tmp_path):
-    config = TINY
-    for option, value in options.items():
-        config = replace_option(config, option, value)
     with pytest.raises(ConfigError, match=message):
-        train_run(plan_run(config), tmp_path / "run", voc, mode="jit")
+        train_run(plan_run(set_options(TINY, options)), tmp_path / "run", voc, mode="jit")
     assert not (tmp_path / "run").exists()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,32 +19,31 @@ import experiments
 import jaxloss
 from experiments.cli.main import main
 from experiments.core.config import (
-    Folders,
     ModelConfig,
     OptimizerConfig,
     SamplingConfig,
-    replace_option,
     set_options,
 )
-from experiments.core.errors import ConfigError
 from experiments.core.protocol import Outputs, Problem, mean_and_interval
-from experiments.data.pipeline import load_split, stored_counts
-from experiments.datasets import DATASETS
-from experiments.datasets.archives import MissingArchiveError
+from experiments.evaluation.classification import shared_predictions
 from experiments.evaluation.few_shot import accuracies_of, prototype_predictions
 from experiments.evaluation.fine_tuning import (
     FineTuning,
     evaluate_fine_tuning,
     fine_tuned_predictions,
 )
-from experiments.papers import few_shot_data, negative_margin
+from experiments.papers import negative_margin
 from experiments.papers.few_shot_data import MarginData
-from experiments.papers.negative_margin import MarginEvaluation, MarginLoss, NegativeMarginConfig
+from experiments.papers.negative_margin import (
+    MarginEvaluation,
+    MarginLoss,
+    NegativeMargin,
+    NegativeMarginConfig,
+)
 from experiments.reporting.run import read_episodes
-from experiments.run import complete_run, load_run, plan_run, prepare_and_count
+from experiments.run import complete_run, load_run, plan_run
 from experiments.training.step import build_outputs
 from jaxloss import sampling
-from tests.experiments import fake_archives
 from tests.jaxloss import references
 from tests.tolerances import FLOAT32
 
@@ -87,7 +85,7 @@ def test_the_objective_is_the_papers(changes, scale):
     features, labels = rng.normal(size=(7, 6)).astype(np.float32), np.array([0, 3, 1, 1, 2, 0, 3])
     loss = MarginLoss(**changes)
     config = NegativeMarginConfig(loss=loss)
-    objective = negative_margin.build(config).objective(Problem(6, np.full(4, 10)))
+    objective = NegativeMargin(config).objective(Problem(6, np.full(4, 10)))
     head = objective.init_head(jax.random.key(0))
     found = objective.loss(jnp.asarray(features), jnp.asarray(labels), head, ())
 
@@ -105,7 +103,7 @@ def test_the_objective_is_the_papers(changes, scale):
 
 def test_the_classifier_starts_with_the_spread_of_the_authors():
     """That of `torch.nn.init.kaiming_uniform_` with a = √5."""
-    objective = negative_margin.build(TINY).objective(Problem(512, np.full(64, 10)))
+    objective = NegativeMargin(TINY).objective(Problem(512, np.full(64, 10)))
     head = objective.init_head(jax.random.key(0))
     assert head.keys() == {"kernel"}
     assert np.std(head["kernel"]) == pytest.approx((3 * 512) ** -0.5, rel=0.03)
@@ -116,19 +114,6 @@ def trained(tmp_path_factory, folders) -> Path:
     directory = tmp_path_factory.mktemp("run")
     complete_run(plan_run(TINY), directory, folders, command="typed")
     return directory
-
-
-def same_prediction_shares(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Pairs of different rows with one predicted class: of a label, averaged, and of all."""
-    predictions, number = logits.argmax(1), len(labels)
-    agree = predictions[:, None] == predictions
-    differ = ~np.eye(number, dtype=bool)
-    of_labels = [
-        agree[pairs].mean()
-        for label in range(labels.max() + 1)
-        if (pairs := np.outer(labels == label, labels == label) & differ).any()
-    ]
-    return float(np.mean(of_labels)), float(agree[differ].mean())
 
 
 @pytest.mark.long
@@ -145,7 +130,7 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
 
     run = load_run(trained)
     outputs_of = build_outputs(run.graphdef, run.objective, TINY.data, run.class_counts)
-    parts = few_shot_data.parts(TINY.data, folders)
+    parts = run.plan.protocol.parts(folders)
     features, labels = outputs_of(run.state, parts["held-out"].load())[:2]
     ((expected, accuracies),) = evaluate_fine_tuning(
         features, labels, config=EVALUATION, settings=TINY.fine_tuning
@@ -167,6 +152,10 @@ def advantage(pair: Sequence[dict[str, dict[str, float]]], share: float) -> floa
     return first - second
 
 
+def reports(*runs: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
+    return [{"discriminability": run} for run in runs]
+
+
 def test_below_the_bound_on_the_share_a_margin_is_more_discriminable_than_the_baseline():
     rng, defined = np.random.default_rng(0), 0
     for _ in range(50):
@@ -178,8 +167,7 @@ def test_below_the_bound_on_the_share_a_margin_is_more_discriminable_than_the_ba
             }
             for low, inter in zip((0.6, 0.4), rng.uniform(0.4, 0.6, 2), strict=True)
         ]
-        reports = ({"discriminability": run} for run in pair)
-        bound = negative_margin.measure_bounds(*reports)[0]["value"]
+        (bound,) = (of["value"] for of in negative_margin.share_bounds(*reports(*pair)))
         if bound is not None:
             defined += 1
             assert advantage(pair, bound - 0.01) > 0 > advantage(pair, bound + 0.01)
@@ -188,18 +176,21 @@ def test_below_the_bound_on_the_share_a_margin_is_more_discriminable_than_the_ba
 
 
 def test_a_share_and_its_bound_need_base_classes_that_are_apart():
-    novel = {"intra": 0.2, "inter": 0.4}
-    base = {"intra": 0.25, "inter": 0.5}
+    novel, base = {"intra": 0.2, "inter": 0.4}, {"intra": 0.25, "inter": 0.5}
     apart = {"novel": novel, "base": base}
-    shares, bounds = negative_margin.shares_of_eq_10, negative_margin.share_bounds
+    shares = negative_margin.shares_of_eq_10
+
+    def bounds(*runs) -> list[float | None]:
+        return [of["value"] for of in negative_margin.share_bounds(*reports(*runs))]
+
     assert shares(apart) == {"novel": pytest.approx(1.2)}
-    assert shares({"novel": novel}) == bounds({"novel": novel}, {"novel": novel}) == {}
-    for inter in (0.25, 0.25 + 1e-8, 0.2):
-        together = {"novel": novel, "base": base | {"inter": inter}}
+    assert (shares({"novel": novel}), bounds({"novel": novel}, {"novel": novel})) == ({}, [])
+    for intra, inter in ((0.25, 0.25), (0.25, 0.25 + 1e-8), (0.25, 0.2), (0.0, 0.0)):
+        together = {"novel": novel, "base": {"intra": intra, "inter": inter}}
         assert shares(together) == {"novel": None}
-        assert bounds(apart, together) == bounds(together, apart) == {"novel": None}
+        assert bounds(apart, together) == bounds(together, apart) == [None]
     # Of two equal runs, no share decides.
-    assert bounds(apart, apart) == {"novel": None}
+    assert bounds(apart, apart) == [None]
 
 
 def random_outputs(seed: int = 2) -> Outputs:
@@ -228,7 +219,7 @@ def test_every_part_is_evaluated_on_its_own_images(options, classifier, requeste
     names = ("base", "held-out", "validation", "novel")
     outputs = {split: random_outputs(seed) for seed, split in enumerate(names)}
     config = set_options(TINY, {"evaluation.shots": (1, 3), **options})
-    protocol = negative_margin.build(config)
+    protocol = NegativeMargin(config)
     found = protocol.evaluate(requested, outputs.__getitem__)
     values = {metric["name"]: metric["value"] for metric in found["metrics"]}
     how: Any = {"config": config.evaluation, "settings": config.fine_tuning}
@@ -249,7 +240,7 @@ def test_every_part_is_evaluated_on_its_own_images(options, classifier, requeste
         }
         scatter = jaxloss.discriminability(jnp.asarray(features), jnp.asarray(labels))
         scatters[part] = scatter = {k: float(v) for k, v in scatter._asdict().items()}
-        counted = same_prediction_shares(outputs[split].logits(), labels)
+        counted = shared_predictions(outputs[split].logits().argmax(1), labels)
         for kind, value in zip(KINDS, (*scatter.values(), *counted), strict=True):
             assert values[f"{part} {kind}"] == pytest.approx(value, rel=1e-3), kind
     accuracies = {m["name"]: m["value"] for m in found["metrics"] if m["unit"] == "%"}
@@ -286,7 +277,7 @@ def test_every_part_is_evaluated_on_its_own_images(options, classifier, requeste
 )
 def test_validations_classify_as_they_say(changes, predict):
     outputs, evaluation = random_outputs(), dataclasses.replace(EVALUATION, **changes)
-    protocol = negative_margin.build(dataclasses.replace(TINY, evaluation=evaluation))
+    protocol = NegativeMargin(dataclasses.replace(TINY, evaluation=evaluation))
     episodes = sampling.episodes(
         outputs.labels,
         num_episodes=evaluation.validation_episodes,
@@ -299,28 +290,20 @@ def test_validations_classify_as_they_say(changes, predict):
     assert protocol.validate(outputs) == pytest.approx(expected)
 
 
-@pytest.fixture
-def evaluate(trained, folders, capsys):
-    """The command `evaluate` on the validation split; returns what it prints or refuses."""
-
+@pytest.mark.long
+def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
+    trained, folders, capsys, monkeypatch
+):
     def run(*options: str, status: int = 0) -> str:
         places = [str(trained), "--data-dir", str(folders.data_dir), "--split", "validation"]
         assert main(["evaluate", *places, *options]) == status
         printed = capsys.readouterr()
         return printed.err if status else printed.out
 
-    return run
-
-
-@pytest.mark.long
-def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
-    trained, folders, evaluate, monkeypatch
-):
     over = ["--over", "fine_tuning.margin=-0.4,0"]
     shown = [*over, "--metrics", "validation 2-shot"]
-    printed = evaluate(*shown)
+    printed = run(*shown)
     (root,) = (trained / "evaluations").iterdir()
-    assert root.name.startswith("validation-step")
     assert {"table.md", "table.json", "figure.png"} <= {path.name for path in root.iterdir()}
     report = experiments.evaluate(load_run(trained), split="validation", folders=folders)
     cells = [root / f"fine_tuning.margin={margin}" / "seed-0" for margin in (-0.4, 0.0)]
@@ -329,173 +312,17 @@ def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     assert re.search(rf"\| 0\.0 +\| +\**{accuracy} ", printed)
 
     monkeypatch.setattr(negative_margin, "evaluate_fine_tuning", None)
-    evaluate(*shown)
     for refused, message in (
         ([*over, "--metrics", "novel 2-shot"], "no metric novel 2-shot; did you mean validation "),
         ([*over, "--fine-tuning.margin", "0.2"], "the grid sets --fine-tuning.margin"),
         (shown[2:], "--over"),
-        (["--baseline", "fine_tuning.margin=0"], "it needs --over"),
         ([*shown, "--baseline", "fine_tuning.margin=0.3"], "fine_tuning.margin has -0.4, 0.0"),
         (["--over", "loss.margin=-0.1,0"], "the evaluation of protocol negative-margin has no lo"),
     ):
-        assert message in evaluate(*refused, status=2)
+        assert message in run(*refused, status=2)
 
-    printed = evaluate(*shown, "--baseline", "fine_tuning.margin=0")
-    assert "**Difference from fine_tuning.margin = 0.0**" in printed
-    assert (root / "differences.png").exists()
+    run(*shown, "--baseline", "fine_tuning.margin=0")
     (difference,) = json.loads((root / "table.json").read_text())["differences"]
     first, second = (read_episodes(cell)["validation 2-shot"] for cell in cells)
-    by_episode = first - second
-    assert difference["mean"] == pytest.approx(np.mean(by_episode), abs=FLOAT32)
-    assert difference["own"] == pytest.approx(mean_and_interval(by_episode)[1])
-
-
-def contents(*parts) -> list[bytes]:
-    """The images and names of classes of parts of the icons, in an order of their own."""
-    return sorted(
-        bytes(image) + part.class_names[label].encode()
-        for part in parts
-        for image, label in zip(part.images[:], part.labels, strict=True)
-    )
-
-
-@pytest.mark.parametrize(("holdout", "base_classes"), [(0, 0), (0.35, 0), (0, 7), (0.35, 7)])
-def test_images_of_the_chosen_base_classes_are_for_training_or_held_out(
-    folders, holdout, base_classes
-):
-    data = MarginData(
-        holdout=holdout, base_classes=base_classes, subset_seed=3 * bool(base_classes)
-    )
-    whole = load_split("icons", "base", data_dir=folders.data_dir)
-    found = few_shot_data.parts(data, folders)
-    assert ("held-out" in found) == bool(holdout)
-    parts = []
-    for split in ("base", "held-out")[: 2 if holdout else 1]:
-        parts.append(found[split].load())
-        np.testing.assert_array_equal(np.bincount(parts[-1].labels), found[split].counts())
-    names = parts[0].class_names
-    assert len(names) == base_classes or names == whole.class_names
-    rows = np.isin(np.array(whole.class_names)[whole.labels], names)
-    chosen = dataclasses.replace(whole, images=whole.images[:][rows], labels=whole.labels[rows])
-    assert contents(*parts) == contents(chosen)
-    if base_classes:
-        other = few_shot_data.parts(MarginData(base_classes=7), folders)["base"].load()
-        assert other.class_names != names
-    novel, every = (few_shot_data.parts(d, folders)["novel"].load() for d in (data, MarginData()))
-    np.testing.assert_array_equal(novel.labels, every.labels)
-
-
-OTHER = {"n01532829": 4, "n01930112": 1, "n02108551": 2, "n02950826": 3}
-"""Test images of a fake ImageNet by class; the first and the third are the base classes of a
-fake mini-ImageNet."""
-
-
-@pytest.fixture
-def imagenets(folders, tmp_path):
-    fake_archives.mini_imagenet_folder(tmp_path)
-    for name, count in OTHER.items():
-        fake_archives.write_image(tmp_path / f"imagenet/train/{name}/0.JPEG", "train", 0)
-        for i in range(count):
-            fake_archives.write_image(tmp_path / f"imagenet/val/{name}/{i}.JPEG", f"val {name}", i)
-    return Folders(data_dir=tmp_path / "data", manual_dir=tmp_path)
-
-
-def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenets):
-    plain = MarginData(name="mini_imagenet@16")
-    data = dataclasses.replace(plain, base_test="imagenet@16")
-    parts = few_shot_data.parts(data, imagenets)
-    assert parts["held-out"].counts().tolist() == [4, 2]
-    assert parts["base"].counts().tolist() == [2, 3]
-    found, base = (parts[split].load() for split in ("held-out", "base"))
-    assert found.class_names == base.class_names == ("n01532829", "n02108551")
-    assert found.labels.tolist() == [0] * 4 + [1] * 2
-    expected = [
-        fake_archives.colour(f"val {name}", i)
-        for name in base.class_names
-        for i in range(OTHER[name])
-    ]
-    np.testing.assert_allclose(found.images[:].pixels[:, 0, 0], expected, atol=3)
-    # The training does not change.
-    unchanged = few_shot_data.parts(plain, imagenets)
-    trained = unchanged["base"].load()
-    np.testing.assert_array_equal(trained.images[:].pixels, base.images[:].pixels)
-    np.testing.assert_array_equal(trained.labels, base.labels)
-    assert "held-out" not in unchanged
-
-
-def test_other_images_must_have_all_base_classes(imagenets):
-    for split in ("train", "val"):
-        (imagenets.manual_dir / f"imagenet/{split}/n01532829").rename(imagenets.manual_dir / split)
-    data = MarginData(name="mini_imagenet@16", base_test="imagenet@16")
-    message = r"imagenet@16 lacks 1 of the 2 base classes of mini_.*, such as n01532829"
-    with pytest.raises(ConfigError, match=message):
-        few_shot_data.parts(data, imagenets)["held-out"].counts()
-
-
-def test_other_images_are_for_the_base_classes_alone(imagenets):
-    shutil.rmtree(imagenets.manual_dir / "imagenet")
-    data = MarginData(name="mini_imagenet@16", base_test="imagenet@16")
-    parts = few_shot_data.parts(data, imagenets)
-    assert len(parts["novel"].load().labels) == parts["novel"].counts().sum() > 0
-    with pytest.raises(MissingArchiveError, match="imagenet"):
-        parts["held-out"].load()
-
-
-def test_novel_classes_of_another_set_leave_all_own_ones_to_the_training(folders, tmp_path):
-    fake_archives.cifar_fs_folder(tmp_path)
-    folders = dataclasses.replace(folders, manual_dir=tmp_path)
-    data = MarginData(novel="cifar_fs")
-    stored = stored_counts("icons", data_dir=folders.data_dir)
-    parts = few_shot_data.parts(data, folders)
-    every = np.concatenate([stored["base"], stored["validation"], stored["novel"]])
-    np.testing.assert_array_equal(parts["base"].counts(), every)
-    assert parts["novel"].counts().tolist() == [2, 1]
-    images = parts["base"].load()
-    np.testing.assert_array_equal(np.bincount(images.labels), every)
-    assert parts["novel"].load().labels.tolist() == [0, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loss.label_smoothing": 0.05}, "set one of them to 0"),
-        ({"evaluation.queries": 90}, "do not give the evaluation: an .*; lower .*queries"),
-        ({"data.novel": "cifar10"}, "cifar10 has the splits train, test, and few-shot"),
-        ({"data.base_test": "imagenet"}, "holdout = 0.35 and data.base_test = imagenet exclude"),
-        (
-            {"data.name": "mini_imagenet@64", "data.base_test": "imagenet200", "data.holdout": 0.0},
-            "not in it; set it to imagenet, or empty and use data.holdout",
-        ),
-        (
-            {"data.name": "mini_imagenet@64", "data.novel": "tiered_imagenet"},
-            "data.novel = tiered_imagenet shares images with data.name = mini_imagenet@64",
-        ),
-        ({"data.base_classes": 1}, r"data.base_classes = 1 must be from 2 to 100, or 0 for all"),
-    ],
-)
-def test_what_cannot_end_well_is_refused(folders, options, message):
-    config = TINY
-    for option, value in options.items():
-        config = replace_option(config, option, value)
-    with pytest.raises(ConfigError, match=message):
-        prepare_and_count(plan_run(config), folders)
-
-
-def test_sets_of_two_sizes_need_one(monkeypatch):
-    def set_shape(*shape):
-        novel = dataclasses.replace(DATASETS["cub_fewshot"], image_shape=shape)
-        monkeypatch.setitem(DATASETS, "cub_fewshot", novel)
-
-    set_shape(84, 84, 3)
-    counts = {split: np.full(30, 90) for split in ("base", "held-out", "validation", "novel")}
-    data = dataclasses.replace(TINY.data, novel="cub_fewshot")
-    check = negative_margin.build(dataclasses.replace(TINY, data=data)).check_data
-    message = r"images of icons are 32×32×1, those of data\.novel = cub_fewshot are 84×84×3; set"
-    with pytest.raises(ConfigError, match=message):
-        check(16, counts)
-    set_shape(84, 84, 1)
-    resized = dataclasses.replace(TINY, data=dataclasses.replace(data, image_size=32))
-    negative_margin.build(resized).check_data(16, counts)
-    # Validations during training may have the shots of the evaluation.
-    evaluation = dataclasses.replace(EVALUATION, validation_shots=EVALUATION.shots[0])
-    negative_margin.build(dataclasses.replace(TINY, evaluation=evaluation)).check_data(16, counts)
+    assert difference["mean"] == pytest.approx(np.mean(first - second), abs=FLOAT32)
+    assert difference["own"] == pytest.approx(mean_and_interval(first - second)[1])

@@ -1,14 +1,16 @@
-"""The papers' experiments as configurations, one file a protocol.
+"""The papers' experiments as configurations, one table for each protocol.
 
-Results on the icons and kanji are in experiments/RESULTS.md. Photographs do not ship with the
-project; of them, only Fashion-MNIST has been run here, for a short time.
+Comments beside the values name their source: a table or section of the paper's supplement; the
+paper's main text, which is not at hand; the configuration or code that its authors published; or
+"ours", for what none of them fixes. They also say what differs from the published training.
+
+Results on the icons, kanji and Fashion-MNIST are in experiments/RESULTS.md; its appendix has their
+commands, and how settings were chosen. Other photographs have not been run here.
 """
-
-from __future__ import annotations
 
 import dataclasses
 
-from experiments.core.errors import unknown
+from experiments.core.errors import ConfigError, unknown
 from experiments.papers.presets import (
     few_shot,
     folder,
@@ -20,15 +22,7 @@ from experiments.papers.presets import (
 )
 from experiments.papers.presets.preset import Preset
 
-MODULES = (
-    few_shot,
-    group_softmax,
-    hyperspherical,
-    multi_label,
-    two_way,
-    negative_margin,
-    folder,
-)
+MODULES = few_shot, group_softmax, hyperspherical, multi_label, two_way, negative_margin, folder
 
 PRESETS: dict[str, Preset] = {
     name: preset._replace(config=dataclasses.replace(preset.config, preset=name))
@@ -37,9 +31,15 @@ PRESETS: dict[str, Preset] = {
 }
 """Every preset by its name, protocol by protocol."""
 
+_REMOVED = {"icons-names": "two_towers.md", "icons-instances": "million_classes.md"}
+"""Presets of earlier versions, and the recipe in place of each."""
+
 
 def find_preset(name: str) -> Preset:
     """The preset of a name; a `ConfigError` if there is none."""
+    if name in _REMOVED:
+        recipe = f"docs/recipes/{_REMOVED[name]} does the same with the library"
+        raise ConfigError(f"this version has no preset {name}; {recipe}")
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]

@@ -4,55 +4,21 @@
         sampling.strategy=random,64x8,32x16,16x32,8x64,4x128
 
 Source: Kobayashi, BMVC 2024, and its supplement: data, batch size and samplings from Table A (and
-Da), results in Tables B to D. Backbone, ways and queries are from the paper's main text, which is
-not at hand. There is no published code, and optimiser and epochs are our choice.
-
-Eq. (i) divides squared distances by no temperature: T = 1. The option is in units of d, so this is
-`--loss.temperature 0.0015625` (1/640) for a ResNet-12, and 1/256 for the icons. The default is 1/8,
-because at T = 1 the exponentials saturate; see `_LOSS` below.
-
-Other metric losses, alone and in sums, each with the sharpness that validation chooses:
-
-    python -m experiments sweep icons --evaluation.validation-distance cosine
-        --over loss.name=supcon,sce+supcon,direct:sce+supcon
-        loss.sharpness=0.25,0.5,1,2,4 --choose loss.sharpness
+Da), results in Tables B to D. There is no published code.
 """
-
-from __future__ import annotations
-
-from dataclasses import replace
 
 from experiments.core.config import ModelConfig, SamplingConfig
 from experiments.papers.few_shot import FewShotConfig
 from experiments.papers.few_shot_data import FewShotData
 from experiments.papers.integration import IntegratedLoss
-from experiments.papers.presets.photographs import FASHION, JITTERED, RESNET12
-from experiments.papers.presets.preset import DIFFERS, MAIN_TEXT, OURS, Preset, by_option
+from experiments.papers.presets.photographs import FASHION, IMAGENET_MEAN, IMAGENET_STD, RESNET12
+from experiments.papers.presets.preset import Preset
 
-# On the icons, 250 steps of a Conv4 with SCE+NCA have a validation 1-shot accuracy of 64 % with
-# T = 1, and of 79 % at 1/8.
-_LOSS = IntegratedLoss(temperature=1 / 8)
-
-_SOURCES = by_option(
-    {
-        "Table A": "sampling: batch_size",
-        "Tables B to D": "evaluation: shots",
-        MAIN_TEXT: "model: backbone widths; evaluation: ways queries",
-        DIFFERS: "loss: temperature",
-        "the formulas have none": "loss: stop_gradient",
-        OURS: "data: mean std pad flip color_jitter; model: pooling drop_block;"
-        "loss: metric_weight epsilon; steps validate_every;"
-        "optimizer: kind learning_rate momentum nesterov weight_decay decay_all schedule;"
-        "evaluation: distances episodes validation_distance validation_episodes",
-    }
-)
-
-# There is no published code to compare with: these are what the paper leaves open.
-_DIFFERENCES = (
-    "Images are seen as the square in their centre, which a random crop shifts by the pixels of "
-    "data.pad; what lies beyond is not seen.",
-    "The classifier starts with deviation 1 / √d and the prior of a class as its bias.",
-)
+# Eq. (i) divides squared distances by no temperature: T = 1. The option is in units of d, so this
+# is --loss.temperature 0.0015625 (1/640) for a ResNet-12. At T = 1 the exponentials saturate.
+_TEMPERATURE = 1 / 8
+_LOSS = IntegratedLoss(temperature=_TEMPERATURE)
+_CONV4 = ModelConfig(widths=(16, 32, 64, 64))
 
 
 def _photographs(
@@ -61,33 +27,36 @@ def _photographs(
     images: int,
     epochs: int,
     validate_every: int,
+    *,
     batch_size: int = 512,
     pad: int = 8,
-    spectral: bool = False,
+    loss: IntegratedLoss = _LOSS,
 ) -> Preset:
-    """ResNet-12; `images` are those of the base classes."""
-    loss, sources, sums = _LOSS, _SOURCES, ""
-    if spectral:
-        loss, sums = replace(_LOSS, name="spectral:sce+nca", power=0.5), ", spectral sum"
-        sources = _SOURCES | by_option({"Table D": "sampling: batch_size; loss: name power"})
+    """A preset of base classes with so many `images`.
+
+    Batch size: Table A. Shots: Tables B to D. ResNet-12, its widths, ways and queries: main text.
+    No stopped gradient: the formulas have none. The rest is ours: classifiers start with deviation
+    1 / √d and the prior of a class as their bias; images are seen as the square in their centre,
+    which a random crop shifts by `pad` pixels, and what lies beyond is not seen.
+    """
     config = FewShotConfig(
-        data=FewShotData(name=name, **JITTERED, pad=pad),
+        data=FewShotData(
+            name=name, mean=IMAGENET_MEAN, std=IMAGENET_STD, color_jitter=0.4, pad=pad
+        ),
         sampling=SamplingConfig(batch_size=batch_size),
         model=RESNET12,
         loss=loss,
         steps=epochs * (images // batch_size),
         validate_every=validate_every,
     )
-    description = f"Few-shot transfer on {title} classes, ResNet-12{sums})."
-    return Preset(description, config, sources, _DIFFERENCES)
+    return Preset(f"Few-shot transfer on {title} classes, ResNet-12).", config)
 
 
 PRESETS = {
-    # Samplings: random 32x4 16x8. A learning rate of 0.3 costs SCE+NCA 8 points against 0.1.
-    # Validation accuracy rises up to about 800 steps.
+    # Samplings: random 32x4 16x8.
     "icons": Preset(
         "Few-shot transfer on the shipped icons (100 / 29 / 50 classes, 32×32 grey, Conv4).",
-        FewShotConfig(model=ModelConfig(widths=(16, 32, 64, 64)), loss=_LOSS, steps=800),
+        FewShotConfig(model=_CONV4, loss=_LOSS, steps=800),
     ),
     # No class is left for validation, so the last checkpoint is evaluated. Another split of the
     # classes: --data.subset-seed. Samplings: random 5x25.
@@ -95,7 +64,7 @@ PRESETS = {
         "Few-shot transfer on Fashion-MNIST (5 / – / 5 classes, 32×32 grey, Conv4).",
         FewShotConfig(
             data=FewShotData(**FASHION, base_classes=5),
-            model=ModelConfig(widths=(16, 32, 64, 64)),
+            model=_CONV4,
             loss=_LOSS,
             steps=800,
             validate_every=400,
@@ -120,6 +89,11 @@ PRESETS = {
     #     python -m experiments sweep inat2017 --over loss.power=0.1,0.2,0.3,0.4,0.5
     #         loss.name/sampling.strategy=spectral:sce+nca/128x4,spectral:sce+proto/random
     "inat2017": _photographs(
-        "iNaturalist2017 (908 / – / 227", "inat2017_fewshot", 197612, 100, 800, spectral=True
+        "iNaturalist2017 with spectral sums (908 / – / 227",
+        "inat2017_fewshot",
+        197612,
+        100,
+        800,
+        loss=IntegratedLoss(name="spectral:sce+nca", temperature=_TEMPERATURE, power=0.5),
     ),
 }

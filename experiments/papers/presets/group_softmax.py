@@ -5,75 +5,53 @@
 
 Source: Kobayashi, WACV 2021, supplement: training in B.1, epochs in Table B.1, results in Table
 B.2. B.1 trains with PyTorch and takes "the standard" augmentation of ImageNet, citing He et al.,
-CVPR 2016, who also vary scale and colours; here it is that of PyTorch's example. ResNet-50 is from
-the main text, which is not at hand. There is no published code; the number of groups is our choice.
-An epoch is the number of full batches.
+CVPR 2016, who also vary scale and colours; here it is that of PyTorch's example. There is no
+published code. An epoch is the number of full batches.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 
 from experiments.core.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.papers.classification import ClassificationData
 from experiments.papers.group_softmax import GroupLoss, GroupSoftmaxConfig
-from experiments.papers.presets import photographs as shared
-from experiments.papers.presets.preset import MAIN_TEXT, OURS, Preset, by_option
+from experiments.papers.presets.photographs import (
+    FASHION,
+    FASHION_HOLDOUT,
+    IMAGENET_CROPS,
+    RESNET50,
+)
+from experiments.papers.presets.preset import Preset
 
-_BATCH_SIZE = 256
 _SGD = OptimizerConfig(learning_rate=0.1, nesterov=False, weight_decay=1e-4)
 
-_SOURCES = by_option(
-    {
-        "section B.1": "sampling: batch_size;"
-        "optimizer: kind learning_rate momentum weight_decay schedule warmup_steps",
-        "section B.1, as PyTorch's example": shared.IMAGENET_CROP_NAMES,
-        "section B.1, PyTorch's default": "optimizer: nesterov decay_all",
-        "Table B.1": "optimizer: decay_steps; steps",
-        MAIN_TEXT: "model: backbone widths pooling",
-        OURS: "loss: num_groups grouping; validate_every",
-    }
-)
 
-_DIFFERENCES = (
-    "The classifier starts with deviation 0.1 / √d and a constant bias; PyTorch's linear layer "
-    "starts uniform in ±1 / √d, with deviation 1 / √(3d). On the icons, group softmax learns "
-    "better from the small start: see the comment of icons-groups.",
-    shared.SMALLER_FILES,
-    shared.RUNNING_VARIANCES,
-)
+def _photographs(title: str, name: str, images: int, epochs: int, drops: tuple[int, ...]) -> Preset:
+    """ResNet-50 with a row of Table B.1: the rate is divided by ten at the epochs `drops`.
 
-
-def _photographs(
-    title: str, name: str, images: int, epochs: int, drops: tuple[int, ...], more: str = ""
-) -> Preset:
-    """ResNet-50 with a row of Table B.1: the rate is divided by ten at the epochs `drops`."""
-    epoch = images // _BATCH_SIZE
+    What differs, beside `photographs.py`: the classifier starts with deviation 0.1 / √d and a
+    constant bias, PyTorch's uniform in ±1 / √d, with deviation 1 / √(3d).
+    """
+    batch_size = 256  # Section B.1.
+    epoch = images // batch_size
     config = GroupSoftmaxConfig(
-        data=ClassificationData(name=name, **shared.IMAGENET_CROPS),
-        sampling=SamplingConfig(batch_size=_BATCH_SIZE),
-        model=shared.RESNET50,
-        loss=GroupLoss(num_groups=4),
+        data=ClassificationData(name=name, **IMAGENET_CROPS),  # Section B.1, as PyTorch's example.
+        sampling=SamplingConfig(batch_size=batch_size),
+        model=RESNET50,  # Main text.
+        loss=GroupLoss(num_groups=4),  # Ours, as the grouping.
+        # Section B.1, and PyTorch's defaults for Nesterov and what decays.
         optimizer=replace(
             _SGD, decay_all=True, schedule="step", decay_steps=tuple(drop * epoch for drop in drops)
         ),
         steps=epochs * epoch,
-        validate_every=5 * epoch,
+        validate_every=5 * epoch,  # Ours.
         log_every=max(1, epoch // 10),
     )
-    description = f"Group softmax on {title}ResNet-50, {epochs} epochs){more}."
-    return Preset(description, config, _SOURCES, _DIFFERENCES)
+    return Preset(f"Group softmax on {title}ResNet-50, {epochs} epochs).", config)
 
 
 PRESETS = {
     # The paper's SGD and weight decay, with a cosine schedule, so that --steps can be any number.
-    # Group softmax needs a small first classifier and few groups for many classes. Validation
-    # accuracy (%), all classes, 800 steps, seed 0:
-    #
-    #     deviation of the      softmax   tight         loose
-    #     first classifier                G = 2     4       2     4
-    #     1 / √d                   80.2    63.1   9.0    72.8  66.2
-    #     0.1 / √d                 80.4    73.4  62.8    76.4  67.2
+    # Group softmax needs few groups for many classes.
     "icons-groups": Preset(
         "Group softmax on all 179 classes of the icons, split within class (32×32, Conv4).",
         GroupSoftmaxConfig(
@@ -85,16 +63,11 @@ PRESETS = {
         ),
     ),
     # Few images of a class, and 1,024 averaged features: 256 in each of 4 groups, far more than
-    # there are classes. Other numbers of images, several draws of them, and groups:
-    #     python -m experiments sweep fashion-groups --over loss.name=softmax,tight,loose
-    #         data.samples_per_class=20,100,1000 data.subset_seed=0,1,2
-    #         --pairs-over data.subset_seed --baseline loss.name=softmax
+    # there are classes.
     "fashion-groups": Preset(
         "Group softmax on 100 images a class of Fashion-MNIST (32×32 grey, Conv4, D = 1,024).",
         GroupSoftmaxConfig(
-            data=ClassificationData(
-                **shared.FASHION, samples_per_class=100, holdout=shared.FASHION_HOLDOUT
-            ),
+            data=ClassificationData(**FASHION, samples_per_class=100, holdout=FASHION_HOLDOUT),
             model=ModelConfig(widths=(16, 32, 64, 1024), pooling="mean"),
             loss=GroupLoss(num_groups=4),
             optimizer=_SGD,
@@ -121,7 +94,7 @@ PRESETS = {
     #         loss.grouping=discriminative,random,contiguous data.subset_seed=0,1,2
     #         data.classes/steps/optimizer.decay_steps=100/89280/29760+59520+74400
     "imagenet-groups": _photographs(
-        "ImageNet-1K (", "imagenet", 1281167, 120, (30, 60, 90), "; --data.classes for subsets"
+        "ImageNet-1K (--data.classes for subsets, ", "imagenet", 1281167, 120, (30, 60, 90)
     ),
     # Fine-tuning takes 120 epochs of 295 steps with drops at 30, 60, 90: --model.weights WEIGHTS
     # --optimizer.learning-rate 0.0045 --steps 35400 --optimizer.decay-steps 8850 17700 26550
