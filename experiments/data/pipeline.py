@@ -17,10 +17,9 @@ from PIL import Image
 
 from experiments.core.errors import ConfigError
 from experiments.core.protocol import ImageSet, Photographs
-from experiments.core.storage import storage_path
 from experiments.datasets import lookup
 from experiments.datasets.archives import DamagedArchiveError
-from experiments.datasets.preparation import Records, prepare, read_labels
+from experiments.datasets.preparation import Prepared, prepare, read_labels
 
 _MEMORY_LIMIT = 8 * 2**30
 """Default upper limit of the pixels of a split in memory, in bytes."""
@@ -112,11 +111,11 @@ def load_split(
         splits are read when they are indexed. Default: a quarter of the available memory, and
         at most 8 GiB.
     """
-    builder, labels, class_names = _labelled(name, split, data_dir, manual_dir)
-    folder = storage_path(builder.data_dir)
+    found, labels, class_names = _labelled(name, split, data_dir, manual_dir)
+    folder = found.data_dir
     encoded = {"image": tfds.decode.SkipDecoding()}
     with _naming_damage(folder):
-        source = builder.as_data_source(split=split, decoders=encoded)  # pyright: ignore
+        source = found.builder.as_data_source(split=split, decoders=encoded)  # pyright: ignore
         if len(source) != len(labels):
             raise RuntimeError(f"{len(source)} images of {split}, but {len(labels)} labels")
     order = np.arange(len(labels))
@@ -124,7 +123,7 @@ def load_split(
         order = np.argsort(labels, kind="stable")
     order = order if rows is None else order[rows]
     labels = labels[order]
-    images: Any = RecordImages(source, builder.dataset, folder, order)
+    images: Any = RecordImages(source, found.dataset, folder, order)
     if memory_limit is None:
         memory_limit = min(psutil.virtual_memory().available // 4, _MEMORY_LIMIT)
     if np.prod(images.shape) <= memory_limit:
@@ -134,7 +133,7 @@ def load_split(
 
 def _labelled(
     name: str, split: str, data_dir: Path | None, manual_dir: Path | None
-) -> tuple[Records, np.ndarray, tuple[str, ...]]:
+) -> tuple[Prepared, np.ndarray, tuple[str, ...]]:
     """Prepares a data set that has the split; reads its labels and class names.
 
     The classes of several few-shot splits are different ones, those of other splits the same.

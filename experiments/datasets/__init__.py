@@ -121,37 +121,33 @@ class DatasetStatus:
     """A data set, and which of its files exist."""
 
     name: str
-    description: str
+    dataset: Dataset
     classes: dict[str, int]
     """Number of classes in every split: of the prepared data, or as published."""
     ready: bool
     """Whether it is prepared."""
     location: Path
     """The folder of the prepared data set."""
-    found: tuple[Path, ...]
-    """Those of its files to download that exist."""
     missing: str
     """Why it cannot be prepared now. Empty if it is prepared, or can be."""
-    details: tuple[str, ...]
 
     @property
     def state(self) -> str:
         """In a word."""
         return "prepared" if self.ready else "missing" if self.missing else "available"
 
+    @property
+    def description(self) -> str:
+        """In a line."""
+        side = f", shorter side {self.dataset.image_shape[0]}" if self.dataset.whole else ""
+        return self.dataset.description + side
+
     def __str__(self) -> str:
         classes = " / ".join(f"{count} {split}" for split, count in self.classes.items())
-        if len(set(self.classes.values())) == 1:
-            classes = f"{max(self.classes.values())} in {', '.join(self.classes)}"
         lines = [f"{self.name}: {self.description}", f"  classes: {classes}"]
-        lines += [f"  {line}" for line in self.details]
-        if self.ready:
-            lines.append(f"  prepared in {self.location}")
-        elif not self.missing:
-            lines.append("  prepared on first use" + (", from:" if self.found else ""))
-            lines += [f"    {path}" for path in self.found]
-        else:
-            lines += [f"  {line}" for line in self.missing.splitlines()]
+        lines += [f"  {line}" for line in self.dataset.details]
+        state = f"prepared in {self.location}" if self.ready else "prepared on first use"
+        lines += [f"  {line}" for line in (self.missing or state).splitlines()]
         return "\n".join(lines)
 
 
@@ -160,36 +156,23 @@ def describe(
 ) -> DatasetStatus:
     """A data set and its state, without preparing or loading it; folders as in `prepare`."""
     dataset = lookup(name)
-    search_path = dataset.search_path(preparation.manual_root(data_dir, manual_dir), Path())
-    files = dict.fromkeys(
-        file for layout in dataset.layouts for names in layout.needs for file in names
-    )
-    builder, missing, classes = None, "", dataset.classes
+    found, missing, classes = None, "", dataset.classes
     try:
-        builder = preparation.prepared(dataset, data_dir)
-        if builder is None:
+        found = preparation.prepared(dataset, data_dir)
+        if found is None:
             preparation.check_preparable(dataset, data_dir, manual_dir)
         else:
-            classes = {split: len(builder.counts[split]) for split in classes}
+            classes = {split: len(found.counts[split]) for split in classes}
     except (DamagedArchiveError, MissingArchiveError) as error:
         missing = str(error)
-    side = f", shorter side {dataset.image_shape[0]}" if dataset.whole else ""
-    return DatasetStatus(
-        name=name,
-        description=dataset.description + side,
-        classes=classes,
-        ready=builder is not None,
-        location=preparation.location(dataset, data_dir),
-        found=tuple(path for path in map(search_path.find, files) if path is not None),
-        missing=missing,
-        details=dataset.details,
-    )
+    location = preparation.location(dataset, data_dir)
+    return DatasetStatus(name, dataset, classes, found is not None, location, missing)
 
 
 def overview(data_dir: Path | None = None, manual_dir: Path | None = None) -> list[str]:
     """Every data set in a line, below the folders."""
     status = [describe(name, data_dir, manual_dir) for name in DATASETS]
-    width = max(len(s.name) for s in status)
+    width = max(map(len, DATASETS))
     return [
         f"Prepared data sets: {preparation.data_root(data_dir)}",
         f"Files that you download: {preparation.manual_root(data_dir, manual_dir)}",

@@ -136,12 +136,12 @@ def _read_binary(search_path: SearchPath) -> dict[str, ClassSplit]:
     splits = {}
     for split in ("train", "test"):
         path = files[f"{split}_X.bin"]
-        content = read_bytes(path, 2**30)
+        content = read_bytes(path)
         if len(content) % _STL_BYTES:
             raise DamagedArchiveError(f"{path} is truncated: it has no {_STL_BYTES} bytes an image")
         # Red, green and blue planes in column-major order.
         images = np.frombuffer(content, np.uint8).reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)
-        labels = np.frombuffer(read_bytes(files[f"{split}_y.bin"], 2**20), np.uint8)
+        labels = np.frombuffer(read_bytes(files[f"{split}_y.bin"]), np.uint8)
         splits[split] = split_of_arrays(images, labels.astype(np.int64) - 1, names, path)
     return splits
 

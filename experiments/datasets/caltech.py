@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from experiments.datasets.archives import DamagedArchiveError, extract
-from experiments.datasets.base import photographs
+from experiments.datasets.base import TRAIN_TEST, photographs
 from experiments.datasets.files import class_name, list_folders, list_images
-from experiments.datasets.layouts import TRAIN_TEST, Layout, Part, SearchPath, class_folders, inside
+from experiments.datasets.layouts import Layout, Part, SearchPath, inside
 from experiments.datasets.splits import ClassSplit, split_of_files
 
 _TITLE = "the images of Caltech, split by a fixed rule"
@@ -57,7 +57,8 @@ DATASETS = (
         name="caltech101",
         description="9,144 photographs of 101 categories of objects and of background",
         classes={"train": 102, "test": 102},
-        layouts=(Layout(_TITLE, (_101.names,), _read_101), class_folders("caltech101", TRAIN_TEST)),
+        layouts=(Layout(_TITLE, (_101.names,), _read_101),),
+        split_folders=TRAIN_TEST,
         source="Fei-Fei et al., CVPR Workshop 2004, https://data.caltech.edu/records/mzrjq-6wc02",
         folders=("caltech101", "."),
     ),
@@ -71,8 +72,8 @@ DATASETS = (
                 (_256.names,),
                 lambda search_path: _split(_256.locate(search_path), 60, omit="257.clutter"),
             ),
-            class_folders("caltech256", TRAIN_TEST),
         ),
+        split_folders=TRAIN_TEST,
         source="Griffin et al., Caltech 2007, https://data.caltech.edu/records/nyy15-4j048",
         images_of="caltech101",
         folders=("caltech256", "."),

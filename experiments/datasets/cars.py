@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 from experiments.datasets.archives import DamagedArchiveError
-from experiments.datasets.base import photographs
-from experiments.datasets.layouts import TRAIN_TEST, Layout, Part, SearchPath, class_folders
+from experiments.datasets.base import TRAIN_TEST, photographs
+from experiments.datasets.layouts import Layout, Part, SearchPath
 from experiments.datasets.pickles import load_mat
 from experiments.datasets.readers import column, records
 from experiments.datasets.splits import ClassSplit, open_files
@@ -56,8 +56,8 @@ DATASETS = (
                 (_TRAIN_IMAGES.names, _TEST_IMAGES.names, _META.names, _TRAIN.names, _TEST),
                 _read,
             ),
-            class_folders("cars", TRAIN_TEST),
         ),
+        split_folders=TRAIN_TEST,
         source="Krause et al., 3dRR 2013, https://ai.stanford.edu/~jkrause/cars/car_dataset.html",
         folders=("stanford_cars", "cars", "."),
     ),

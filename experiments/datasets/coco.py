@@ -42,7 +42,7 @@ def _layout(year: int) -> Layout:
 
 
 def _read_instances(path: Path, folder: Path) -> MultiLabelSplit:
-    content = read_json(path, *_ENTRIES, object_hook=_without_outlines, most=2**30)
+    content = read_json(path, *_ENTRIES, object_hook=_without_outlines)
     categories = dict(sorted(found := records(content, "categories", path, id=int, name=str)))
     images = records(content, "images", path, file_name=Path, id=int)
     files = {n: name for name, n in sorted((PurePosixPath(file).name, n) for file, n in images)}
@@ -55,7 +55,7 @@ def _read_instances(path: Path, folder: Path) -> MultiLabelSplit:
                 f"{path}: an annotation refers to the missing image {image} or category {category}"
             )
         own[image].add(category)
-    targets, keys = multi_hot([*own.values()], [*categories], path), [*files.values()]
+    targets, keys = multi_hot([*own.values()], [*categories]), [*files.values()]
     labelled = np.flatnonzero(targets.any(axis=1))
     return MultiLabelSplit(
         names=tuple(categories.values()),

@@ -6,17 +6,9 @@ import re
 from pathlib import Path, PurePosixPath
 
 from experiments.datasets.archives import DamagedArchiveError, MissingArchiveError, brief
-from experiments.datasets.base import photographs
+from experiments.datasets.base import TRAIN_TEST, photographs
 from experiments.datasets.files import class_name, list_folders, list_images
-from experiments.datasets.layouts import (
-    TRAIN_TEST,
-    Layout,
-    Part,
-    SearchPath,
-    by_split,
-    class_folders,
-    inside,
-)
+from experiments.datasets.layouts import Layout, Part, SearchPath, by_split, inside
 from experiments.datasets.readers import column, read_json, read_names, relative
 from experiments.datasets.splits import ClassSplit, split_of_files
 
@@ -103,10 +95,8 @@ DATASETS = (
         name="cub",
         description="11,788 photographs of 200 bird species (CUB-200-2011)",
         classes={"train": 200, "test": 200},
-        layouts=(
-            Layout("the archive of Wah et al.", (_CUB.names,), _read),
-            class_folders("cub", TRAIN_TEST),
-        ),
+        layouts=(Layout("the archive of Wah et al.", (_CUB.names,), _read),),
+        split_folders=TRAIN_TEST,
         source="Wah et al., 2011, https://www.vision.caltech.edu/datasets/cub_200_2011/",
         folders=("cub", "CUB", "."),
     ),

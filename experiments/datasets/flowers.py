@@ -5,14 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.datasets.archives import DamagedArchiveError
-from experiments.datasets.base import photographs
-from experiments.datasets.layouts import (
-    TRAIN_VALIDATION_TEST,
-    Layout,
-    Part,
-    SearchPath,
-    class_folders,
-)
+from experiments.datasets.base import TRAIN_VALIDATION_TEST, photographs
+from experiments.datasets.layouts import Layout, Part, SearchPath
 from experiments.datasets.pickles import load_mat
 from experiments.datasets.readers import column
 from experiments.datasets.splits import ClassSplit, split_of_files
@@ -53,8 +47,8 @@ DATASETS = (
             Layout(
                 "the archive and files of Nilsback et al.", (_IMAGES.names, _LABELS, _IDS), _read
             ),
-            class_folders("flowers102", TRAIN_VALIDATION_TEST),
         ),
+        split_folders=TRAIN_VALIDATION_TEST,
         source="Nilsback and Zisserman, ICVGIP 2008, https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
         folders=("flowers-102", "flowers102", "."),
     ),

@@ -20,7 +20,6 @@ from experiments.datasets.layouts import (
     Part,
     SearchPath,
     by_split,
-    class_folders,
     inside,
     labelled_pickles,
 )
@@ -41,8 +40,11 @@ from experiments.datasets.splits import ClassSplit, Table, split_of_files, split
 # --- ImageNet-1K --------------------------------------------------------------------------------
 
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
-_TRAIN = ("imagenet/train", f"{_KAGGLE}/train", "ILSVRC2012_img_train.tar")
-_TEST = ("imagenet/val", f"{_KAGGLE}/val", "ILSVRC2012_img_val.tar")
+_FOLDERS = ("imagenet", "ImageNet", "ILSVRC2012")
+_TRAIN, _TEST = (
+    (*(f"{own}/{part}" for own in (*_FOLDERS, _KAGGLE)), f"ILSVRC2012_img_{part}.tar")
+    for part in ("train", "val")
+)
 _DEVKIT = Part("ILSVRC2012_devkit_t12", ("ILSVRC2012_devkit_t12.tar.gz",))
 _SOLUTION = "LOC_val_solution.csv"
 
@@ -243,26 +245,24 @@ DATASETS = (
                 "the archives of the challenge, or the folders of Kaggle",
                 (_TRAIN, _TEST, (*_DEVKIT.names, _SOLUTION, f"ILSVRC/{_SOLUTION}")),
                 _read,
-                by_class=(_TRAIN,),
             ),
-            class_folders("imagenet", {"train": ("train",), "test": ("val", "validation")}),
         ),
+        split_folders={"train": ("train",), "test": ("val", "validation")},
         source="Russakovsky et al., IJCV 2015, https://www.image-net.org/challenges/LSVRC/2012/",
-        folders=("imagenet", "ImageNet", "ILSVRC2012", "."),
+        folders=(*_FOLDERS, "."),
     ),
-    Dataset(
+    photographs(
         name="imagenet200",
         description="110,000 photographs of 200 classes of ImageNet (Tiny ImageNet; test: its "
         "validation images), 64×64",
         classes={"train": 200, "test": 200},
-        layouts=(
-            Layout("the archive of Tiny ImageNet", (_TINY.names,), _read_tiny),
-            class_folders("imagenet200", {"train": ("train",), "test": ("val", "test")}),
-        ),
+        layouts=(Layout("the archive of Tiny ImageNet", (_TINY.names,), _read_tiny),),
+        split_folders={"train": ("train",), "test": ("val", "test")},
         image_shape=(64, 64, 3),
+        whole=False,
+        encoding="png",
         source="Le and Yang, Stanford 2015, http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         images_of="imagenet",
-        resizable=True,
         version="3.0.0",  # As version 4 of photographs.
         folders=("imagenet200", "."),
     ),

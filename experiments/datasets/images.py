@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import threading
+import itertools
+import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,20 +18,17 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from experiments.core.storage import regular
-from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.archives import DamagedArchiveError, reading
 
 Encoding = Literal["png", "jpeg"]
 
 LONGEST = 2
 """The longer side of a photograph that is stored whole, relative to the size of the data set."""
 
-LARGEST = 2**26
-"""The most pixels of an image that is read, and of all that are decoded at a time."""
-_MOST_BYTES = 8 * LARGEST  # Of a file: more than any of so many pixels needs.
-Image.MAX_IMAGE_PIXELS = LARGEST // 2  # Pillow refuses twice as many, and warns below that.
+Image.MAX_IMAGE_PIXELS = 2**25  # Pillow refuses twice as many, 64 megapixels, and warns below that.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-# Blocks of a large image go back to the system; of smaller blocks, every thread would keep some.
-Image.core.set_block_size(2**26)
+# Of damaged EXIF data, a line for each entry; the pixels are read all the same.
+warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
 
 _FORMATS = (
     *("JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "DIB", "PPM", "JPEG2000", "AVIF"),
@@ -102,26 +101,29 @@ def encode(
     return buffer.getvalue()
 
 
-class Damaged:
-    """Collects the images that cannot be read, so that one error names all of them."""
+def of_every_image(action: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """The results of an action for all images, in order; several threads take part.
 
-    def __init__(self):
-        self.errors: list[str] = []
+    Damaged images are left out. At the end, one `DamagedArchiveError` has their number and the
+    first of them.
+    """
+    errors: list[str] = []
+    rest = iter(items)
 
-    def __enter__(self) -> None:
-        pass
+    def run(item: Any) -> Any:
+        try:
+            return action(item)
+        except DamagedArchiveError as error:
+            errors.append(str(error))
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        if isinstance(error, DamagedArchiveError):
-            self.errors.append(str(error))
-        return isinstance(error, DamagedArchiveError)
-
-    def check(self, count: int) -> None:
-        """Raises a `DamagedArchiveError` if there were any among so many images."""
-        if self.errors:
-            shown = "; ".join(sorted(self.errors)[:10]) + "; …" * (len(self.errors) > 10)
-            few = f"{len(self.errors)} of {count} images cannot be read; repair or delete them: "
-            raise DamagedArchiveError(few * (len(self.errors) > 1) + shown)
+    # Pillow releases the GIL while it decodes, resizes and encodes.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        while chunk := list(itertools.islice(rest, 256)):
+            yield from (result for result in pool.map(run, chunk) if result is not None)
+    if errors:
+        shown = "; ".join(sorted(errors)[:3]) + "; …" * (len(errors) > 3)
+        few = f"{len(errors)} images cannot be read; repair or delete them: "
+        raise DamagedArchiveError(few * (len(errors) > 1) + shown)
 
 
 def _whole_size(width: int, height: int, side: int) -> tuple[int, int]:
@@ -136,67 +138,17 @@ def _whole_size(width: int, height: int, side: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _opened(image: SourceImage, side: int = 0) -> Iterator[Image.Image]:
-    """Opens an image, which is decoded in the context; the one way from a file to an image.
-
-    Whatever goes wrong in the context is a `DamagedArchiveError` that has the image's source.
-    """
-    content, start = image.content, b""
-    try:
-        if callable(content):
-            content = content(side)
+    """Opens an image, which is decoded in the context; the one way from a file to an image."""
+    with reading(image.source, "image"):  # Pillow's decoders raise almost any error.
+        content = image.content(side) if callable(image.content) else image.content
         if isinstance(content, np.ndarray) and content.ndim == 3 and content.shape[-1] in (1, 3):
             yield Image.fromarray(content[..., 0] if content.shape[-1] == 1 else content)
             return
         if isinstance(content, np.ndarray):  # An encoded image, as OpenCV returns it.
             content = content.tobytes()
-        with (
-            io.BytesIO(content) if isinstance(content, bytes) else regular(content).open("rb") as f
-        ):
-            if f.seek(0, io.SEEK_END) > _MOST_BYTES:
-                raise ValueError(f"it has more than {_MOST_BYTES:,} bytes; resize it")
-            f.seek(0)
-            start = f.read(12)
-            f.seek(0)
-            with Image.open(f, formats=_image_formats()) as opened, _in_turn(_size(opened)):
-                yield opened
-    except DamagedArchiveError:
-        raise
-    except Exception as error:  # Pillow's decoders raise almost any on a damaged file.
-        why = "it is HEIC; convert it to JPEG" if start[4:10] in (b"ftyphe", b"ftypmi") else error
-        if isinstance(error, Image.DecompressionBombError):
-            why = f"it has more than {LARGEST:,} pixels; resize it"
-        raise DamagedArchiveError(f"{image.source} is not a readable image: {why}") from error
-
-
-def _size(image: Image.Image) -> int:
-    """The most pixels that are decoded at once: of the image, of a tile of a TIFF, in an icon."""
-    tags = getattr(image, "tag_v2", {})
-    size = max(image.width * image.height, int(tags.get(322, 0)) * int(tags.get(323, 0)))
-    if size > LARGEST:
-        raise Image.DecompressionBombError
-    return LARGEST if image.format == "ICO" else size
-
-
-_decoding, _room = threading.Condition(), LARGEST
-
-
-@contextlib.contextmanager
-def _in_turn(size: int) -> Iterator[None]:
-    """Waits until the images that other threads decode leave room for so many pixels.
-
-    Those of less than a megapixel do not wait.
-    """
-    global _room
-    size = 0 if size < 2**20 else size
-    with _decoding:
-        _decoding.wait_for(lambda: _room >= size)
-        _room -= size
-    try:
-        yield
-    finally:
-        with _decoding:
-            _room += size
-            _decoding.notify_all()
+        file = io.BytesIO(content) if isinstance(content, bytes) else regular(content)
+        with Image.open(file, formats=_image_formats()) as opened:
+            yield opened
 
 
 def _decoded(image: Image.Image, channels: int, background: str, bits: int) -> Image.Image:

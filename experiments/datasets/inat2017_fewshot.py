@@ -24,7 +24,7 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
     path = search_path.get(*_BOXES)
     if path.suffix == ".zip":
         path = inside(search_path.extract(path), _BOXES[0])
-    content = read_json(path, "annotations", "images", "categories", most=2**30)
+    content = read_json(path, "annotations", "images", "categories")
     species = dict(records(content, "categories", path, id=int, name=str))
     files = dict(records(content, "images", path, id=int, file_name=Path))
     boxed: dict[int, dict[str, None]] = {}
@@ -63,7 +63,7 @@ DATASETS = (
                 _read,
             ),
             # As FRN's script prepares the images.
-            class_folders("meta_iNat", {"base": ("train",), "novel": ("test",)}),
+            class_folders(["meta_iNat"], {"base": ("train",), "novel": ("test",)}),
         ),
         image_shape=(84, 84, 3),
         encoding="png",

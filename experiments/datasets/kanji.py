@@ -100,9 +100,7 @@ def _read(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
     splits = {}
     for split, tenths in _SPLITS.items():
         chosen = [path for path in components if _tenth(characters[path]) in tenths]
-        targets = multi_hot(
-            [components[path].intersection(names) for path in chosen], names, folder
-        )
+        targets = multi_hot([components[path].intersection(names) for path in chosen], names)
         splits[split] = MultiLabelSplit(names, chosen, targets, _drawer, folder)
     return splits
 

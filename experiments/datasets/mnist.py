@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,13 +123,10 @@ DATASETS = (
         "fashion_mnist",
         "70,000 photographs of 10 kinds of clothes (Fashion-MNIST)",
         _CLOTHES,
-        folders=("fashion-mnist", "fashion_mnist", "FashionMNIST/raw"),
-        package=Path("/usr/share/datasets/fashion-mnist"),
-        hint="Where they are:\n"
-        "- Debian, Ubuntu: `apt-get install dataset-fashion-mnist`, found in "
-        "/usr/share/datasets/fashion-mnist\n"
-        "- Keras, once it has loaded them: --manual-dir ~/.keras/datasets\n"
-        "- torchvision, with FashionMNIST(ROOT): --manual-dir ROOT",
+        folders=(
+            *("fashion-mnist", "fashion_mnist", "FashionMNIST/raw"),
+            "/usr/share/datasets/fashion-mnist",  # Debian's package dataset-fashion-mnist.
+        ),
         source="Xiao et al., 2017, https://github.com/zalandoresearch/fashion-mnist",
     ),
     _idx(

@@ -70,7 +70,7 @@ def _read_published(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
     for split, part in _SPLITS.items():
         path = _LISTS[split].locate(search_path)
         files = read_names(path)
-        targets = multi_hot([()] * len(files), names, path)
+        targets = multi_hot([()] * len(files), names)
         for number, name in enumerate(names):
             path_of_name = inside(labels, f"Labels_{name}_{part}.txt")
             targets[:, number] = _read_column(path_of_name, len(files))
@@ -104,7 +104,7 @@ def _read_table(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
         split: _available(
             tuple(names),
             [file for file, _ in images],
-            multi_hot([labels for _, labels in images], names, path),
+            multi_hot([labels for _, labels in images], names),
             folder,
             path,
         )
