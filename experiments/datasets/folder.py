@@ -215,9 +215,8 @@ def own_dataset(name: str) -> Dataset:
       DamagedArchiveError: A file is no readable image, or the CSV file is not as expected.
     """
     own = parse(name)
-    listing = None
     try:
-        listing, facts = _examine(own)
+        listing, facts, key = _examine(own)
         if own.content not in ("", facts.content):
             raise ConfigError(
                 f"{readable(own.path)} has changed since the run was trained on it; put the files "
@@ -226,7 +225,7 @@ def own_dataset(name: str) -> Dataset:
     except (ConfigError, DamagedArchiveError):
         if not own.content or (known := _remembered(own.content)) is None:
             raise
-        listing, facts = None, known  # It may still be prepared.
+        listing, facts, key = None, known, ""  # It may still be prepared.
     size = int(own.size or facts.side)
     number = len({label for of in facts.classes.values() for label in of})
     of = f"with {number} labels" if facts.multi_label else f"of {number} classes"
@@ -240,14 +239,13 @@ def own_dataset(name: str) -> Dataset:
             )
 
     def verify() -> None:
-        if listing is not None and listing.key("") != key:
+        if listing is not None and listing.key(own.colour) != key:
             _examine_again.cache_clear()
             raise DamagedArchiveError(
                 f"{readable(own.path)} has changed while its images were read; run the command "
                 "again"
             )
 
-    key = listing.key("") if listing else ""
     return Dataset(
         name=f"folder_{facts.content}" + (f"_at_{size}" if own.size else ""),
         description=f"{sum(facts.images.values())} images {of} in {readable(own.path)}",
@@ -316,30 +314,30 @@ def _details(facts: _Facts) -> list[str]:
 # --- What there is ------------------------------------------------------------------------------
 
 
-def _examine(own: Named) -> tuple[_Listing, _Facts]:
-    """What a folder has."""
+def _examine(own: Named) -> tuple[_Listing, _Facts, str]:
+    """What a folder has, and the key of the files."""
     path = own.path
     places = [path, *path.glob("*/")] if path.is_dir() else [path]
     places += [sub for place in places if place.name.lower() in _SPLITS for sub in place.glob("*/")]
     places += [path / LABELS]
     # Times change when files are added to a folder or removed.
     times = tuple(place.stat().st_mtime_ns for place in places if place.exists())
-    return _examine_again(path, own.colour or WHITE, times)
+    return _examine_again(path, own.colour, times)
 
 
 @functools.lru_cache(maxsize=8)
-def _examine_again(path: Path, background: str, times: tuple[int, ...]) -> tuple[_Listing, _Facts]:
+def _examine_again(path: Path, colour: str, times: tuple[int, ...]) -> tuple[_Listing, _Facts, str]:
     listing = _list(path)
     check_splits(listing.splits)
-    key = listing.key(background)
+    key = listing.key(colour)
     if (facts := _remembered(key)) is None:
-        facts = _measure(listing, background)
-        if listing.key(background) == key:
+        facts = _measure(listing, colour or WHITE)
+        if listing.key(colour) == key:
             with contextlib.suppress(OSError):  # They only save time.
                 cache_folder("folders").mkdir(parents=True, exist_ok=True)
                 for stem in (key, facts.content):
                     write_json(cache_folder("folders") / f"{stem}.json", facts._asdict())
-    return listing, facts
+    return listing, facts, key
 
 
 def _remembered(stem: str) -> _Facts | None:
