@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import os
 import reprlib
@@ -11,9 +12,13 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 from experiments.core.errors import ExperimentError
 from experiments.core.terminal import one_line
+
+_Rest = ParamSpec("_Rest")
+_Found = TypeVar("_Found")
 
 
 class MissingArchiveError(ExperimentError, FileNotFoundError):
@@ -52,6 +57,19 @@ def reading(source: Path | str, kind: str) -> Iterator[None]:
     except Exception as error:
         why = f"{type(error).__name__}: {str(error)[:300]}"
         raise DamagedArchiveError(f"{source} is not a readable {kind}: {why}") from error
+
+
+def names_file(
+    read: Callable[Concatenate[Path, _Rest], _Found],
+) -> Callable[Concatenate[Path, _Rest], _Found]:
+    """Of a reader whose first argument is a file: all of its errors become `reading`'s."""
+
+    @functools.wraps(read)
+    def read_file(path: Path, *args: _Rest.args, **kwargs: _Rest.kwargs) -> _Found:
+        with reading(readable(path), "file"):
+            return read(path, *args, **kwargs)
+
+    return read_file
 
 
 def extract(archive: Path, target: Path, keep: Callable[[str], bool] | None = None) -> Path:

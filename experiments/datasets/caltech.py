@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from experiments.datasets.archives import DamagedArchiveError, extract
+from experiments.datasets.archives import extract
 from experiments.datasets.base import TRAIN_TEST, photographs
 from experiments.datasets.files import class_name, list_folders, list_images
 from experiments.datasets.layouts import Layout, Part, SearchPath, inside
@@ -28,19 +28,16 @@ def _split(folder: Path, count: int, omit: str = "") -> dict[str, ClassSplit]:
     The order is that of a hash of class and file name. It is the same on every machine, and adding
     or removing one image moves at most one other image to the other split.
     """
-    splits: dict[str, dict[str, list[Path]]] = {"train": {}, "test": {}}
-    for path in list_folders(folder):
-        if path.name == omit:
-            continue
-        name, images = class_name(path), sorted(list_images(path), key=_order)
-        if len(images) <= count:
-            raise DamagedArchiveError(f"{path} has {len(images)} images, not more than {count}")
-        splits["train"][name], splits["test"][name] = images[:count], images[count:]
-    return {split: split_of_files(classes, folder) for split, classes in splits.items()}
 
+    def order(path: Path) -> bytes:
+        return hashlib.sha256(os.fsencode(f"{path.parent.name}/{path.name}")).digest()
 
-def _order(path: Path) -> bytes:
-    return hashlib.sha256(os.fsencode(f"{path.parent.name}/{path.name}")).digest()
+    folders = (path for path in list_folders(folder) if path.name != omit)
+    images = {class_name(path): sorted(list_images(path), key=order) for path in folders}
+    return {
+        split: split_of_files({name: files[part] for name, files in images.items()}, folder)
+        for split, part in (("train", slice(count)), ("test", slice(count, None)))
+    }
 
 
 def _read_101(search_path: SearchPath) -> dict[str, ClassSplit]:

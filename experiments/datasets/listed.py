@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from experiments.datasets.archives import DamagedArchiveError, brief
 from experiments.datasets.base import TRAIN_TEST, TRAIN_VALIDATION_TEST, photographs
 from experiments.datasets.layouts import PARTS, Layout, Part, SearchPath, inside
-from experiments.datasets.readers import read_lines, relative, text
+from experiments.datasets.readers import read_names, relative, text
 from experiments.datasets.splits import ClassSplit, split_of_files
 
 Parse = Callable[[str], tuple[str, str] | None]
@@ -49,12 +49,12 @@ def _within(folder: str, member: str) -> str:
 
 def _read_list(path: Path, parse: Parse) -> dict[str, list[str]]:
     classes: dict[str, list[str]] = {}
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip() or line.startswith("#"):
+    for line in read_names(path):
+        if line.startswith("#"):
             continue
-        entry, place = parse(line.strip()), f"{path}, line {number}"
+        entry, place = parse(line), f"{path}, line {brief(line)}"
         if entry is None:
-            raise DamagedArchiveError(f"{place}: expected an image and a class, got {brief(line)}")
+            raise DamagedArchiveError(f"{place}: expected an image and a class")
         classes.setdefault(text(entry[0], place), []).append(relative(entry[1], place))
     return classes
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from experiments.datasets.archives import reading
 from experiments.datasets.base import Dataset
 from experiments.datasets.layouts import Layout, Part, SearchPath
 from experiments.datasets.readers import read_idx
 from experiments.datasets.splits import ClassSplit, split_of_arrays
 
-_SHAPES = {"images": (None, 28, 28), "labels": (None,)}
+_AXES = {"images": 3, "labels": 1}
 """Of the arrays in the two kinds of files."""
 _DIGITS = string.digits
 _CLOTHES = (
@@ -57,12 +58,12 @@ def _idx(
     """
 
     def part(split: str, kind: str) -> Part:
-        start, end = f"{prefix}{split}-{kind}", f"idx{len(_SHAPES[kind])}-ubyte"
+        start, end = f"{prefix}{split}-{kind}", f"idx{_AXES[kind]}-ubyte"
         file = f"{start}-{end}.gz"
         return Part(file, archives, (file, f"{start}-{end}", f"{start}.{end}"))
 
     parts = {
-        split: {kind: part(of, kind) for kind in _SHAPES}
+        split: {kind: part(of, kind) for kind in _AXES}
         for split, of in {"train": "train", "test": test}.items()
     }
 
@@ -73,10 +74,11 @@ def _idx(
         splits = {}
         for split, of in parts.items():
             paths = {kind: part.locate(search_path, keep) for kind, part in of.items()}
-            images, labels = (read_idx(paths[kind], _SHAPES[kind]) for kind in _SHAPES)
-            images = (images.swapaxes(1, 2) if transposed else images)[..., None]
+            images, labels = (read_idx(paths[kind]) for kind in _AXES)
+            with reading(paths["images"], "IDX file of images"):
+                images = (images.swapaxes(1, 2) if transposed else images)[..., None]
             labels = labels.astype(np.int64) - first
-            splits[split] = split_of_arrays(images, labels, [*names], paths["labels"])
+            splits[split] = split_of_arrays(paths["labels"], images, labels, names)
         return splits
 
     needs = tuple(part.names for of in parts.values() for part in of.values())

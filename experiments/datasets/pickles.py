@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from experiments.core.storage import regular
-from experiments.datasets.archives import DamagedArchiveError, UnsafeArchiveError, brief, reading
+from experiments.datasets.archives import UnsafeArchiveError, brief, names_file
 
 
 class _Type:
@@ -92,34 +92,39 @@ def _unpickle(file: IO[bytes], source: Path) -> Any:
         ) from None
 
 
-def load_pickle(path: Path) -> Any:
+@names_file
+def load_pickle(path: Path, *names: str) -> Any:
     """Reads arrays, numbers, strings and containers; an `UnsafeArchiveError` names anything else.
 
-    Strings of Python 2 have one character per byte (latin-1).
+    `names` are entries that it must have. Strings of Python 2 have one character per byte.
     """
-    with reading(path, "pickle"), regular(path).open("rb") as file:
-        return _unpickle(file, path)
+    with regular(path).open("rb") as file:
+        return _with_entries(_unpickle(file, path), names)
 
 
-def load_torch_list(path: Path) -> Any:
+@names_file
+def load_torch_list(path: Path) -> list[int]:
     """Reads a list written by `torch.save`, in its zip format or the older one."""
-    with reading(path, "file of torch.save"), regular(path).open("rb") as file:
+    with regular(path).open("rb") as file:
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
                 (name,) = (n for n in archive.namelist() if n.endswith("/data.pkl"))
-                return _unpickle(io.BytesIO(archive.read(name)), path)
+                return [*map(int, _unpickle(io.BytesIO(archive.read(name)), path))]
         file.seek(0)
         # A magic number, the protocol, system information, the object.
-        return [_unpickle(file, path) for _ in range(4)][-1]
+        return [*map(int, [_unpickle(file, path) for _ in range(4)][-1])]
 
 
+@names_file
 def load_mat(path: Path, *names: str) -> dict[str, Any]:
     """Reads variables from a MATLAB file (versions 4 to 7.2), without axes of length one."""
     from scipy.io import loadmat  # Slow to import.
 
-    with reading(path, "MATLAB file"):
-        content = loadmat(regular(path), appendmat=False, simplify_cells=True, variable_names=names)
-    missing = [name for name in names if name not in content]
-    if missing:
-        raise DamagedArchiveError(f"{path} has no variable {', '.join(missing)}")
+    content = loadmat(regular(path), appendmat=False, simplify_cells=True, variable_names=names)
+    return _with_entries(content, names)
+
+
+def _with_entries(content: Any, names: tuple[str, ...]) -> Any:
+    if absent := [name for name in names if name not in content]:
+        raise ValueError(f"it has no entry {', '.join(absent)}")
     return content

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.archives import DamagedArchiveError, names_file
 from experiments.datasets.images import SourceImage
 from experiments.datasets.pickles import load_pickle
-from experiments.datasets.readers import column, entries, pixels
+from experiments.datasets.readers import text
 
 Table = Sequence[Any] | np.ndarray
 """Pixels uint8 [n, h, w, c], or n encoded images."""
@@ -130,13 +130,16 @@ def split_of_rows(
     return ClassSplit(ordered, open_table, source)
 
 
-def split_of_arrays(images: np.ndarray, labels: Any, names: list[str], source: Path) -> ClassSplit:
+@names_file
+def split_of_arrays(
+    source: Path, images: np.ndarray, labels: Any, names: Sequence[str]
+) -> ClassSplit:
     """A split from images uint8 [n, h, w, c] and labels [n], counted from 0, in memory."""
-    labels = np.array(column(labels, int, f"{source}: labels"), np.int64)
-    if len(labels) != len(images):
-        raise DamagedArchiveError(f"{source}: {len(images)} images, but {labels.size} labels")
-    if labels.max(initial=0) >= len(names):
-        raise DamagedArchiveError(f"{source}: a label is not one of the {len(names)} classes")
+    labels = np.asarray(labels, np.int64)
+    if labels.shape != images.shape[:1]:
+        raise ValueError(f"it has {len(images)} images, but {labels.size} labels")
+    if not 0 <= labels.min() <= labels.max() < len(names):
+        raise ValueError(f"a label is not one of the {len(names)} classes")
     return ClassSplit(
         {name: np.flatnonzero(labels == label).tolist() for label, name in enumerate(names)},
         lambda: lambda row: SourceImage(images[row], f"{source}, image {row}"),
@@ -144,24 +147,16 @@ def split_of_arrays(images: np.ndarray, labels: Any, names: list[str], source: P
     )
 
 
+@names_file
 def split_of_pickle(path: Path, prefix: str) -> ClassSplit:
     """A split from a pickle with `data` uint8 [n, h, w, 3] and `labels` [n].
 
     `prefix` precedes the number of a class that the pickle's `catname2label` does not name: several
     files may each count their classes from zero.
     """
-
-    def load() -> dict[str, Any]:
-        return entries(load_pickle(path), path, "data", "labels")
-
-    content = load()
-    named = entries(content.get("catname2label", {}), path)
-    numbers = column([*named.values()], int, f"{path}: catname2label")
-    names = dict(zip(numbers, column([*named], str, f"{path}: catname2label"), strict=True))
-    labels = column(content["labels"], int, f"{path}: labels")
-    if len(labels) != len(pixels(content["data"], path)):
-        raise DamagedArchiveError(f"{path}: data and labels differ in length")
+    content = load_pickle(path, "data", "labels")
+    names = {label: text(name, path) for name, label in content.get("catname2label", {}).items()}
     classes: dict[str, list[int]] = {}
-    for row, label in enumerate(labels):
+    for row, label in enumerate(content["labels"]):
         classes.setdefault(names.get(label, f"{prefix} {label:03}"), []).append(row)
-    return split_of_rows(classes, lambda: pixels(load()["data"], path), path)
+    return split_of_rows(classes, lambda: load_pickle(path)["data"], path)
