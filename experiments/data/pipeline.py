@@ -76,11 +76,8 @@ def stored_counts(
     name: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> dict[str, np.ndarray]:
     """The number of images of every class or label: int64 [C] by split; as `load_split` else."""
-    builder = prepare(lookup(name), data_dir=data_dir, manual_dir=manual_dir)
-    return {
-        split: np.array(list(builder.counts[split].values()), np.int64)
-        for split in builder.dataset.classes
-    }
+    counts = prepare(lookup(name), data_dir=data_dir, manual_dir=manual_dir).counts
+    return {split: np.array([*of.values()], np.int64) for split, of in counts.items()}
 
 
 def load_labels(
@@ -103,13 +100,12 @@ def load_split(
 
     Args:
       split: `base`, `validation` or `novel` of a few-shot data set; `train`, `validation` or
-        `test` of any other; or several splits, as in `train+validation`. The classes of several
-        few-shot splits are concatenated.
+        `test` of any other; or several, as in `train+validation`, of which few-shot sets
+        concatenate the classes.
       rows: Integers [k], the images to load, in order. Default: all images.
       data_dir, manual_dir: See `Folders`.
-      memory_limit: Images with up to this number of bytes of pixels are read into memory. Larger
-        splits are read when they are indexed. Default: a quarter of the available memory, and
-        at most 8 GiB.
+      memory_limit: Images with up to this number of bytes of pixels are read into memory, larger
+        splits when they are indexed. Default: a quarter of the available memory, at most 8 GiB.
     """
     found, labels, class_names = _labelled(name, split, data_dir, manual_dir)
     folder = found.data_dir

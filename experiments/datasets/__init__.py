@@ -54,21 +54,18 @@ _SIZES = range(8, 2049)
 
 
 def lookup(name: str) -> Dataset:
-    """A data set by its name.
+    """A data set by its name; a `ConfigError` if it does not exist.
 
-    Args:
-      name: The data set, or `folder:PATH` with images of one's own. `NAME@SIZE`, such as
-        `imagenet@128`, stores the images of a resizable data set at another size. Every size is
-        prepared separately.
-
-    Raises:
-      ConfigError: The data set does not exist. The message lists the available ones.
-      DamagedArchiveError: A file in a folder of one's own is unreadable.
+    `folder:PATH` has images of one's own. `NAME@SIZE`, such as `imagenet@128`, stores the images of
+    a resizable data set at another size. Every size is prepared separately.
     """
-    if is_own(name):
-        _check_size(name, folder.parse(name).size or str(_SIZES[0]))
-        return folder.own_dataset(name)
     plain, at, size = name.partition("@")
+    if is_own(name):
+        size = folder.parse(name).size
+    if size and not (size.isascii() and size.isdecimal() and int(size) in _SIZES):
+        raise ConfigError(f"{name!r}: the size after the @ must be 8 to 2048 pixels")
+    if is_own(name):
+        return folder.own_dataset(name)
     if plain not in DATASETS:
         if "/" in name or Path(name).expanduser().is_dir():
             raise ConfigError(f"no data set {name}; for images of your own, set {PREFIX}{name}")
@@ -76,13 +73,9 @@ def lookup(name: str) -> Dataset:
         raise unknown("data set", plain, DATASETS, f"available: {', '.join(DATASETS)}; {own}")
     dataset = DATASETS[plain]
     height, width, channels = dataset.image_shape
-    if not at:
-        return dataset
-    if not dataset.resizable:
+    if at and not (dataset.resizable and size):
         raise ConfigError(f"{plain} is only available at {height}×{width}, not as {name!r}")
-    _check_size(name, size)
-    side = int(size)
-    if side == height == width:
+    if not at or (side := int(size)) == height == width:
         return dataset
     return dataclasses.replace(
         dataset,
@@ -91,13 +84,6 @@ def lookup(name: str) -> Dataset:
         image_shape=(side, side, channels),
         description=dataset.description.replace(f"{height}×{width}", f"{side}×{side}"),
     )
-
-
-def _check_size(name: str, size: str) -> None:
-    if not (size.isascii() and size.isdecimal() and int(size) in _SIZES):
-        raise ConfigError(
-            f"{name!r}: the size after the @ must be {_SIZES[0]} to {_SIZES[-1]} pixels"
-        )
 
 
 def plain_name(name: str) -> str:
@@ -118,7 +104,7 @@ def share_images(name: str, other: str) -> bool:
 
 @dataclass(frozen=True)
 class DatasetStatus:
-    """A data set, and which of its files exist."""
+    """A data set, and whether it is prepared."""
 
     name: str
     dataset: Dataset

@@ -17,7 +17,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageColor
@@ -34,13 +34,7 @@ from experiments.datasets.archives import (
 )
 from experiments.datasets.base import Dataset
 from experiments.datasets.files import is_image, left_out, list_classes, list_files, list_folders
-from experiments.datasets.images import (
-    Inspected,
-    SourceImage,
-    encode,
-    inspect_image,
-    of_every_image,
-)
+from experiments.datasets.images import SourceImage, encode, inspect_image, of_every_image
 from experiments.datasets.layouts import Layout
 from experiments.datasets.readers import multi_hot, read_table
 from experiments.datasets.splits import (
@@ -54,26 +48,21 @@ from experiments.datasets.splits import (
 
 PREFIX = "folder:"
 """What the names of one's own folders begin with."""
-LABELS = "labels.csv"
+_LABELS = "labels.csv"
 """The file in such a folder that takes precedence over class folders."""
-WHITE = "white"
-"""The colour that transparent images are laid on, unless `@COLOUR` is given."""
-SIDE = 128
+_SIDE = 128
 """Largest shorter side of the stored images, unless `@SIZE` is given."""
 
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
-    "base": "base",
-    "novel": "novel",
+    **{"base": "base", "novel": "novel"},
 }
 _MEASURED_IMAGES = 128
 """Training images of which mean and deviation are measured."""
 _LOSSLESS_SIDE = 64
 """Images of a shorter side up to this are stored without loss."""
-_NAME_BYTES = 100
-"""Of a folder's name, in the names of files: these have at most 255."""
 _SIGNS = frozenset(" ()<>|`$*[]{}\"'\\:?#%&")
 _COLOURS = "|".join([*ImageColor.colormap, "#[0-9a-f]{3}", "#[0-9a-f]{6}"])
 _OPTIONS = {"content": "#([0-9a-f]{12})", "size": "@([0-9]+)", "colour": f"@({_COLOURS})"}
@@ -140,7 +129,8 @@ def short_name(name: str) -> str:
         return name
     own = parse(pinned(name))
     plain = (c if c.isprintable() and c not in _SIGNS else "_" for c in own.path.name)
-    start = "".join(plain).encode()[:_NAME_BYTES].decode(errors="ignore") or "folder"
+    # Names of files have at most 255 bytes.
+    start = "".join(plain).encode()[:100].decode(errors="ignore") or "folder"
     return f"{start}-{own.content}" + (f"@{own.size}" if own.size else "")
 
 
@@ -152,34 +142,6 @@ def overlap(name: str, other: str) -> bool:
 
 
 # --- The data set -------------------------------------------------------------------------------
-
-
-class _Listing(NamedTuple):
-    """The files of a folder, before any image is opened."""
-
-    root: Path
-    splits: Mapping[str, Split]
-    left_out: list[str]
-    """Lines on what is not taken."""
-
-    def files(self) -> Iterator[tuple[str, str, Path]]:
-        """The split, the labels and the path of every image, in the order of the records."""
-        for name, split in self.splits.items():
-            if isinstance(split, ClassSplit):
-                for label, files in split.classes.items():
-                    yield from ((name, label, file) for file in files)
-            else:
-                for file, row in zip(split.keys, split.targets, strict=True):
-                    own = [label for label, has in zip(split.names, row, strict=True) if has]
-                    yield name, "|".join(own), file
-
-    def key(self, colour: str) -> str:
-        """A hash that changes with the names, labels, sizes and times of the files."""
-        parts = [(name, type(split).__name__) for name, split in self.splits.items()]
-        with reading(readable(self.root), "folder of images"):
-            seen = [(file, file[2].stat()) for file in self.files()]
-        times = [(file, status.st_size, status.st_mtime_ns) for file, status in seen]
-        return hashlib.sha256(repr((colour, parts, times)).encode()).hexdigest()[:24]
 
 
 class _Facts(NamedTuple):
@@ -207,6 +169,35 @@ class _Facts(NamedTuple):
         return max(8, self.largest.bit_length()) if self.largest else 16
 
 
+class _Listing(NamedTuple):
+    """The files of a folder, before any image is opened."""
+
+    root: Path
+    splits: Mapping[str, Split]
+    left_out: list[str]
+    """Lines on what is not taken."""
+
+    def files(self) -> Iterator[tuple[str, str, Path]]:
+        """The split, the labels and the path of every image, in the order of the records."""
+        for name, split in self.splits.items():
+            if isinstance(split, ClassSplit):
+                for label, files in split.classes.items():
+                    yield from ((name, label, file) for file in files)
+            else:
+                for file, row in zip(split.keys, split.targets, strict=True):
+                    own = [label for label, has in zip(split.names, row, strict=True) if has]
+                    yield name, "|".join(own), file
+
+    def key(self, colour: str) -> str:
+        """A hash that changes with the names, labels, sizes and times of the files."""
+        parts = [colour, *(type(split).__name__ for split in self.splits.values())]
+        with reading(readable(self.root), "folder of images"):
+            for file in self.files():
+                status = file[2].stat()
+                parts.append(repr((file, status.st_size, status.st_mtime_ns)))
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
 def own_dataset(name: str) -> Dataset:
     """The data set of `folder:PATH`, perhaps with `@SIZE`, `@COLOUR` and `#CONTENT`.
 
@@ -215,13 +206,11 @@ def own_dataset(name: str) -> Dataset:
       DamagedArchiveError: A file is no readable image, or the CSV file is not as expected.
     """
     own = parse(name)
+    shown, again = readable(own.path), "put the files back, or train again in another directory"
     try:
         listing, facts, key = _examine(own)
         if own.content not in ("", facts.content):
-            raise ConfigError(
-                f"{readable(own.path)} has changed since the run was trained on it; put the files "
-                "back, or train again in another directory"
-            )
+            raise ConfigError(f"{shown} has changed since the run was trained on it; {again}")
     except (ConfigError, DamagedArchiveError):
         if not own.content or (known := _remembered(own.content)) is None:
             raise
@@ -234,21 +223,18 @@ def own_dataset(name: str) -> Dataset:
     def check() -> None:
         if listing is None:
             raise MissingArchiveError(
-                f"{readable(own.path)} no longer has the files of folder_{facts.content}, which is "
-                "not prepared; put the files back, or train again in another directory"
+                f"{shown} no longer has the files of folder_{facts.content}, which is not "
+                f"prepared; {again}"
             )
 
     def verify() -> None:
         if listing is not None and listing.key(own.colour) != key:
             _examine_again.cache_clear()
-            raise DamagedArchiveError(
-                f"{readable(own.path)} has changed while its images were read; run the command "
-                "again"
-            )
+            raise DamagedArchiveError(f"{shown} has changed while it was read; run again")
 
     return Dataset(
         name=f"folder_{facts.content}" + (f"_at_{size}" if own.size else ""),
-        description=f"{sum(facts.images.values())} images {of} in {readable(own.path)}",
+        description=f"{sum(facts.images.values())} images {of} in {shown}",
         classes={split: len(names) for split, names in facts.classes.items()},
         layouts=(Layout("", (), lambda _: listing.splits if listing else {}, check=check),),
         image_shape=(size, size, facts.channels),
@@ -258,7 +244,7 @@ def own_dataset(name: str) -> Dataset:
         mean=tuple(facts.mean),
         std=tuple(facts.std),
         encoding="png" if size <= _LOSSLESS_SIDE else "jpeg",
-        background=own.colour or WHITE,
+        background=own.colour or "white",
         bits=facts.bits,
         argument=f"{PREFIX}{own.path}",
         own=True,
@@ -273,8 +259,8 @@ def _remarks(own: Named, facts: _Facts) -> tuple[str, ...]:
     lines = []
     if facts.transparent:
         lines.append(
-            f"transparent images: {facts.transparent}, laid on {own.colour or WHITE}; for another "
-            f"colour, set one after the path, as in {PREFIX}{own.path}@black"
+            f"transparent images: {facts.transparent}, laid on {own.colour or 'white'}; for "
+            f"another colour, set one after the path, as in {PREFIX}{own.path}@black"
         )
     if facts.bits < 16:
         lines.append(
@@ -288,8 +274,8 @@ def _remarks(own: Named, facts: _Facts) -> tuple[str, ...]:
         )
     if "novel" in facts.classes:
         lines.append(
-            "the splits have no class in common: they are base and novel classes. Few-shot "
-            "protocols evaluate on the novel ones; `folder` trains on images of all"
+            "the splits have no class in common: they are base and novel classes, and `folder` "
+            "trains on images of all"
         )
     if pairs := _alike(name for of in facts.classes.values() for name in of):
         shown = ", ".join(f"{first!r} and {second!r}" for first, second in pairs[:3])
@@ -319,7 +305,7 @@ def _examine(own: Named) -> tuple[_Listing, _Facts, str]:
     path = own.path
     places = [path, *path.glob("*/")] if path.is_dir() else [path]
     places += [sub for place in places if place.name.lower() in _SPLITS for sub in place.glob("*/")]
-    places += [path / LABELS]
+    places += [path / _LABELS]
     # Times change when files are added to a folder or removed.
     times = tuple(place.stat().st_mtime_ns for place in places if place.exists())
     return _examine_again(path, own.colour, times)
@@ -331,7 +317,7 @@ def _examine_again(path: Path, colour: str, times: tuple[int, ...]) -> tuple[_Li
     check_splits(listing.splits)
     key = listing.key(colour)
     if (facts := _remembered(key)) is None:
-        facts = _measure(listing, colour or WHITE)
+        facts = _measure(listing, colour or "white")
         if listing.key(colour) == key:
             with contextlib.suppress(OSError):  # They only save time.
                 cache_folder("folders").mkdir(parents=True, exist_ok=True)
@@ -356,8 +342,8 @@ def _list(path: Path) -> _Listing:
     if not path.is_dir():
         hint = nearest_path(path) or "set a folder with one folder of images per class"
         raise ConfigError(f"{shown} does not exist, or is no folder; {hint}")
-    if (path / LABELS).is_file():
-        return _read_csv(path / LABELS)
+    if (path / _LABELS).is_file():
+        return _read_csv(path / _LABELS)
     folders = list_folders(path)
     parts: dict[str, Path] = {}
     for folder in folders:
@@ -375,7 +361,7 @@ def _list(path: Path) -> _Listing:
         parts, order = {"train": path}, ("train",)
     lines, splits = list[str](), dict[str, Split]()
     if len(parts) > 1:
-        beside = [folder for folder in folders if folder not in map(parts.get, order)]
+        beside = {*folders} - {*map(parts.get, order)}
         lines += left_out(beside, path, "folder", "beside the splits")
     for split in (split for split in order if split in parts):
         found, others = list_classes(parts[split])
@@ -474,27 +460,22 @@ def _read_csv(path: Path) -> _Listing:
                 "of several labels is `labels`"
             )
         known |= labels
-    if absent or not listed:
+    if absent:
         raise DamagedArchiveError(
-            f"{shown} lists {len(absent) or 'no'} files that are not images in {readable(root)}: "
+            f"{shown} lists {len(absent)} files that are not images in {readable(root)}: "
             f"{', '.join(absent[:3])}; put them there as JPEG or PNG, or delete the lines"
-            if absent
-            else f"{shown} lists no images"
         )
-    there = {split for split, _ in listed.values()}
-    order = ("train", "validation", "test")
-    if {"base", "novel"} <= there and not several:
-        order = ("base", "validation", "novel")
-    if not there <= {*order} or order[0] not in there:
+    by_split: dict[str, dict[Path, set[str]]] = {}
+    for file, (split, own) in sorted(listed.items()):
+        by_split.setdefault(split, {})[file] = own
+    few_shot = {"base", "novel"} <= {*by_split} and not several
+    order = ("base", "validation", "novel") if few_shot else ("train", "validation", "test")
+    if not {*by_split} <= {*order} or order[0] not in by_split:
         raise DamagedArchiveError(
-            f"{shown} has the splits {', '.join(sorted(there))}; use train with validation and "
-            "test, or, for one class an image, base and novel with validation"
+            f"{shown} has the splits {', '.join(sorted(by_split)) or '(none)'}; use train with "
+            "validation and test, or, for one class an image, base and novel with validation"
         )
-    by_split = {
-        split: {file: own for file, (of, own) in sorted(listed.items()) if of == split}
-        for split in order
-        if split in there
-    }
+    by_split = {split: by_split[split] for split in order if split in by_split}
     unlisted = [file for file in images if file not in listed]
     notes = left_out(unlisted, root, "image", f"that {path.name} does not list")
     if several:
@@ -514,10 +495,10 @@ def _of_many_labels(path: Path, images: dict[str, dict[Path, set[str]]]) -> dict
     names = tuple(sorted(set().union(*images["train"].values())))
     others = set().union(*(labels for of in images.values() for labels in of.values()))
     if unknown := sorted(others - {*names}):
-        pairs = [f"; is it {name!r}?" for name, of in _alike([*names, *unknown]) if of in unknown]
+        near = [f" ({name!r} in training?)" for name, of in _alike([*names, *unknown[:1]])]
         raise DamagedArchiveError(
             f"{readable(path)}: no image of the split train has the label {unknown[0]!r}"
-            + "".join(pairs[:1])
+            + "".join(near[-1:])
         )
     return {
         split: MultiLabelSplit(names, [*of], multi_hot([*of.values()], names), open_files, path)
@@ -533,7 +514,7 @@ def _measure(listing: _Listing, background: str) -> _Facts:
     files = [*listing.files()]
     multi_label = isinstance(listing.splits[files[0][0]], MultiLabelSplit)
 
-    def examine(item: tuple[str, str, Path]) -> tuple[str, Inspected]:
+    def examine(item: tuple[str, str, Path]) -> tuple[str, Any]:
         image = inspect_image(SourceImage(item[2], readable(item[2])))
         with item[2].open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest(), image
@@ -552,7 +533,7 @@ def _measure(listing: _Listing, background: str) -> _Facts:
     facts = _Facts(
         content="",
         multi_label=multi_label,
-        side=min(SIDE, max(image.side for image in images)),
+        side=min(_SIDE, max(image.side for image in images)),
         channels=1 if all(image.grey for image in images) and not tinted else 3,
         mean=[],
         std=[],

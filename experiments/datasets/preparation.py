@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from experiments.core.storage import (
 from experiments.datasets.archives import DamagedArchiveError, MissingArchiveError
 from experiments.datasets.base import Dataset
 from experiments.datasets.images import encode, of_every_image
-from experiments.datasets.splits import MultiLabelSplit, Split, check_splits
+from experiments.datasets.splits import MultiLabelSplit, check_splits
 
 _log = logging.getLogger(__name__)
 
@@ -64,23 +65,20 @@ def prepare(
         file.
       ExperimentError: The disk is full. The message names the folder.
     """
-    if (found := prepared(dataset, data_dir)) is not None:
-        return found
-    check_preparable(dataset, data_dir, manual_dir)  # Before anything is written.
-    target = location(dataset, data_dir)
-    partial = target.with_name(f"incomplete.{dataset.version}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with writing(target.parent), exclusive(target.with_name(".lock")):
-        if not target.exists():
-            _log.warning("preparing %s in %s", dataset.name, target)
-            shutil.rmtree(partial, ignore_errors=True)
-            try:
-                _write(dataset, partial, manual_root(data_dir, manual_dir))
-                partial.rename(target)
-            finally:
+    while (found := prepared(dataset, data_dir)) is None:
+        check_preparable(dataset, data_dir, manual_dir)  # Before anything is written.
+        target = location(dataset, data_dir)
+        partial = target.with_name(f"incomplete.{dataset.version}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with writing(target.parent), exclusive(target.with_name(".lock")):
+            if not target.exists():  # Another process was not faster.
+                _log.warning("preparing %s in %s", dataset.name, target)
                 shutil.rmtree(partial, ignore_errors=True)
-    found = prepared(dataset, data_dir)
-    assert found is not None
+                try:
+                    _write(dataset, partial, manual_root(data_dir, manual_dir))
+                    partial.rename(target)
+                finally:
+                    shutil.rmtree(partial, ignore_errors=True)
     return found
 
 
@@ -89,8 +87,7 @@ def _write(dataset: Dataset, folder: Path, manual_dir: Path) -> None:
     folder.mkdir()
     splits = dataset.read(dataset.search_path(manual_dir, folder / "extracted"))
     names = check_splits(splits)
-    height, width, channels = dataset.image_shape
-    shape = (None, None, channels) if dataset.whole else (height, width, channels)
+    shape = (None, None, dataset.image_shape[2]) if dataset.whole else dataset.image_shape
     name, label = "label", tfds.features.ClassLabel(names=names)
     if dataset.multi_label:
         name, label = "labels", tfds.features.Tensor(shape=(None,), dtype=np.int8)
@@ -100,15 +97,36 @@ def _write(dataset: Dataset, folder: Path, manual_dir: Path) -> None:
         dataset_name=dataset.name, data_dir=folder, filetype_suffix="array_record"
     )
     infos = []
-    for split_name, split in splits.items():
+    for part, split in splits.items():
         items = split.labelled(names)
-        path = folder / f"{dataset.name}-{split_name}.array_record-00000-of-00001"
-        size = _write_records(path, split, items, dataset, features)
-        infos.append(tfds.core.SplitInfo(split_name, [len(items)], size, template))
+        writer = ArrayRecordWriter(
+            str(folder / f"{dataset.name}-{part}.array_record-00000-of-00001"), "group_size:1"
+        )
+        read, size = split.open(), 0
+
+        def record(item: tuple[Any, Any], read: Callable = read) -> bytes:
+            content = encode(
+                read(item[0]),
+                dataset.image_shape,
+                whole=dataset.whole,
+                encoding=dataset.encoding,
+                background=dataset.background,
+                bits=dataset.bits,
+            )
+            example = features.encode_example({"image": io.BytesIO(content), name: item[1]})
+            return features.serialize_example(example)
+
+        try:
+            for content in of_every_image(record, items):
+                writer.write(content)
+                size += len(content)
+        finally:
+            writer.close()
+        infos.append(tfds.core.SplitInfo(part, [len(items)], size, template))
         if isinstance(split, MultiLabelSplit):
-            np.save(folder / f"targets-{split_name}.npy", split.targets)
+            np.save(folder / f"targets-{part}.npy", split.targets)
     dataset.verify()
-    write_json(folder / "metadata.json", {name: split.counts() for name, split in splits.items()})
+    write_json(folder / "metadata.json", {part: split.counts() for part, split in splits.items()})
     tfds.folder_dataset.write_metadata(
         data_dir=folder,
         features=features,
@@ -120,35 +138,6 @@ def _write(dataset: Dataset, folder: Path, manual_dir: Path) -> None:
         citation=dataset.source,
     )
     shutil.rmtree(folder / "extracted", ignore_errors=True)
-
-
-def _write_records(
-    path: Path, split: Split, items: list[tuple[Any, Any]], dataset: Dataset, features: Any
-) -> int:
-    """Writes the images and labels of a split; returns the number of bytes."""
-    read, size = split.open(), 0
-    name = "labels" if dataset.multi_label else "label"
-
-    def record(item: tuple[Any, Any]) -> bytes:
-        content = encode(
-            read(item[0]),
-            dataset.image_shape,
-            whole=dataset.whole,
-            encoding=dataset.encoding,
-            background=dataset.background,
-            bits=dataset.bits,
-        )
-        example = features.encode_example({"image": io.BytesIO(content), name: item[1]})
-        return features.serialize_example(example)
-
-    writer = ArrayRecordWriter(str(path), "group_size:1")
-    try:
-        for content in of_every_image(record, items):
-            writer.write(content)
-            size += len(content)
-    finally:
-        writer.close()
-    return size
 
 
 def data_root(data_dir: Path | None = None) -> Path:
