@@ -173,7 +173,7 @@ def random_resized_crop(
     key: Array,
     size: tuple[int, int],
     *,
-    scale: tuple[float, float],
+    scale: tuple[float, ...],
     ratio: tuple[float, float],
 ) -> Array:
     """Crops a `random_box`, and resizes it to float32 [*size, c]; a square one of `Photographs`.
@@ -191,7 +191,7 @@ def random_box(
     height: ArrayLike,
     width: ArrayLike,
     *,
-    scale: tuple[float, float],
+    scale: tuple[float, ...],
     ratio: tuple[float, float],
 ) -> Array:
     """Draws a box as Inception and torchvision do: top, left, height and width, int32 [4].

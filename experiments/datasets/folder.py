@@ -15,7 +15,7 @@ import io
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +38,6 @@ from experiments.datasets.images import SourceImage, encode, inspect_image, of_e
 from experiments.datasets.layouts import Layout
 from experiments.datasets.readers import multi_hot, read_table
 from experiments.datasets.splits import (
-    ClassSplit,
     MultiLabelSplit,
     Split,
     check_splits,
@@ -59,6 +58,7 @@ _SPLITS = {
     **dict.fromkeys(("test", "testing"), "test"),
     **{"base": "base", "novel": "novel"},
 }
+_SHARED, _FEW_SHOT = ("train", "validation", "test"), ("base", "validation", "novel")
 _MEASURED_IMAGES = 128
 """Training images of which mean and deviation are measured."""
 _LOSSLESS_SIDE = 64
@@ -173,26 +173,17 @@ class _Listing(NamedTuple):
     """The files of a folder, before any image is opened."""
 
     root: Path
-    splits: Mapping[str, Split]
+    splits: dict[str, Split]
+    files: list[tuple[str, str, Path]]
+    """The split, the labels and the path of every image, in the order of the records."""
     left_out: list[str]
     """Lines on what is not taken."""
-
-    def files(self) -> Iterator[tuple[str, str, Path]]:
-        """The split, the labels and the path of every image, in the order of the records."""
-        for name, split in self.splits.items():
-            if isinstance(split, ClassSplit):
-                for label, files in split.classes.items():
-                    yield from ((name, label, file) for file in files)
-            else:
-                for file, row in zip(split.keys, split.targets, strict=True):
-                    own = [label for label, has in zip(split.names, row, strict=True) if has]
-                    yield name, "|".join(own), file
 
     def key(self, colour: str) -> str:
         """A hash that changes with the names, labels, sizes and times of the files."""
         parts = [colour, *(type(split).__name__ for split in self.splits.values())]
         with reading(readable(self.root), "folder of images"):
-            for file in self.files():
+            for file in self.files:
                 status = file[2].stat()
                 parts.append(repr((file, status.st_size, status.st_mtime_ns)))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
@@ -293,8 +284,7 @@ def _details(facts: _Facts) -> list[str]:
     if len(facts.classes) == 1:
         lines.append("no split of its own: 30 % are for test, or half of the classes are novel")
     mean, std = (" ".join(f"{n:.3f}" for n in numbers) for numbers in (facts.mean, facts.std))
-    colours = "grey" if facts.channels == 1 else "colour"
-    return [*lines, f"{colours}; mean {mean}, deviation {std}"]
+    return [*lines, f"{'grey' if facts.channels == 1 else 'colour'}; mean {mean}, deviation {std}"]
 
 
 # --- What there is ------------------------------------------------------------------------------
@@ -351,58 +341,73 @@ def _list(path: Path) -> _Listing:
             if split in parts:
                 raise ConfigError(f"{shown} has both {parts[split].name} and {folder.name}")
             parts[split] = folder
-    if "base" in parts and "novel" in parts:
-        order = "base", "validation", "novel"
-    elif "train" in parts and len(parts) > 1:
-        order = "train", "validation", "test"
+    if {"base", "novel"} <= {*parts} or ("train" in parts and len(parts) > 1):
+        order = _FEW_SHOT if "novel" in parts else _SHARED
     elif len(folders) == 1 and "train" in parts and list_folders(parts["train"]):
         return _list(parts["train"])
     else:
         parts, order = {"train": path}, ("train",)
-    lines, splits = list[str](), dict[str, Split]()
+    lines, images = list[str](), dict[str, dict[Path, set[str]]]()
     if len(parts) > 1:
         beside = {*folders} - {*map(parts.get, order)}
         lines += left_out(beside, path, "folder", "beside the splits")
     for split in (split for split in order if split in parts):
         found, others = list_classes(parts[split])
-        empty = [parts[split] / name for name, images in found.items() if not images]
+        empty = [parts[split] / name for name, files in found.items() if not files]
         others += left_out(empty, parts[split], "folder", "without images")
         place = f"{parts[split].name}: " if len(parts) > 1 else ""
         lines += [place + line for line in others]
-        classes = {name: images for name, images in found.items() if images}
-        if not classes:
+        images[split] = {file: {_nfc(name)} for name, files in found.items() for file in files}
+        if not images[split]:
             folder = readable(parts[split])
             raise ConfigError(
                 f"{folder} has no folder of images; put the images of each class, as JPEG or PNG, "
                 f"into a folder: {folder}/CLASS/NAME.jpg"
             )
-        splits[split] = split_of_files(classes, parts[split])
-    return _classified(path, splits, lines)
+    return _listing(path, images, lines)
 
 
-def _classified(root: Path, splits: dict[str, Split], lines: list[str]) -> _Listing:
-    """The listing of images with one class each; raises a `ConfigError` if there is one class."""
-    names = [{*split.counts()} for split in splits.values()]
-    if len(known := set.union(*names)) < 2:
+def _listing(
+    root: Path, images: dict[str, dict[Path, set[str]]], lines: list[str], several: bool = False
+) -> _Listing:
+    """The listing of images with their labels, by split; a `ConfigError` if these do not fit."""
+    names = {split: set().union(*of.values()) for split, of in images.items()}
+    known, shown = set().union(*names.values()), readable(root)
+    if len(known) < 2 and not several:
         raise ConfigError(
-            f"{readable(root)} has images of one class only, {min(known)!r}; add images of another "
-            f"class, or set the folder that has the folders of classes. {'; '.join(lines)}"
+            f"{shown} has images of one class only, {min(known)!r}; add images of another class, "
+            f"or set the folder that has the folders of classes. {'; '.join(lines)}"
         )
-    for first, second in _alike(name for own in names for name in sorted(own)):
-        if "train" in splits and any(len({first, second} & own) == 1 for own in names):
+    together = [names["train"]] if several else [*names.values()]
+    for first, second in _alike(name for own in names.values() for name in sorted(own)):
+        if "train" in names and any(len({first, second} & own) == 1 for own in together):
             raise ConfigError(
-                f"{readable(root)}: the class {second!r} is {first!r} in another split, but for "
-                "case or spaces; give it one name, or name the splits base and novel if these are "
-                "two classes"
+                f"{shown}: the class {second!r} is {first!r} in another split, but for case or "
+                "spaces; give it one name, or name the splits base and novel if these are two "
+                "classes"
             )
-    if len(splits) > 1 and sum(map(len, names)) == len(known) and "train" in splits:
+    if several and (unknown := known - names["train"]):
+        raise ConfigError(f"{shown}: no image of the split train has the label {min(unknown)!r}")
+    if sum(map(len, names.values())) == len(known) and "train" in images and len(images) > 1:
         # The layout of most few-shot data sets.
-        renamed = {"train": "base", "validation": "validation", "test": "novel"}
-        splits = {renamed[split]: found for split, found in splits.items()}
-    last = "novel" if "base" in splits else "test"
-    if len(splits) > 1 and last not in splits:
-        splits[last] = splits.pop("validation")
-    return _Listing(root, splits, lines)
+        images = {_FEW_SHOT[_SHARED.index(split)]: of for split, of in images.items()}
+    last = "novel" if "base" in images else "test"
+    if len(images) > 1 and last not in images:
+        images[last] = images.pop("validation")
+    splits, all_files = dict[str, Split](), list[tuple[str, str, Path]]()
+    for split, of in images.items():
+        if several:
+            all_names, files = tuple(sorted(known)), sorted(of)
+            targets = multi_hot([of[file] for file in files], all_names)
+            splits[split] = MultiLabelSplit(all_names, files, targets, open_files, root)
+        else:
+            classes: dict[str, list[Path]] = {}
+            for file, (name,) in of.items():
+                classes.setdefault(name, []).append(file)
+            ordered = splits[split] = split_of_files(classes, root)
+            files = [file for own in ordered.classes.values() for file in own]
+        all_files += [(split, "|".join(sorted(of[file])), file) for file in files]
+    return _Listing(root, splits, all_files, lines)
 
 
 def _alike(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -465,45 +470,19 @@ def _read_csv(path: Path) -> _Listing:
             f"{shown} lists {len(absent)} files that are not images in {readable(root)}: "
             f"{', '.join(absent[:3])}; put them there as JPEG or PNG, or delete the lines"
         )
-    by_split: dict[str, dict[Path, set[str]]] = {}
-    for file, (split, own) in sorted(listed.items()):
-        by_split.setdefault(split, {})[file] = own
-    few_shot = {"base", "novel"} <= {*by_split} and not several
-    order = ("base", "validation", "novel") if few_shot else ("train", "validation", "test")
-    if not {*by_split} <= {*order} or order[0] not in by_split:
+    found: dict[str, dict[Path, set[str]]] = {}
+    for file, (split, own) in listed.items():
+        found.setdefault(split, {})[file] = own
+    order = _FEW_SHOT if {"base", "novel"} <= {*found} and not several else _SHARED
+    if not {*found} <= {*order} or order[0] not in found:
         raise DamagedArchiveError(
-            f"{shown} has the splits {', '.join(sorted(by_split)) or '(none)'}; use train with "
+            f"{shown} has the splits {', '.join(sorted(found)) or '(none)'}; use train with "
             "validation and test, or, for one class an image, base and novel with validation"
         )
-    by_split = {split: by_split[split] for split in order if split in by_split}
+    found = {split: found[split] for split in order if split in found}
     unlisted = [file for file in images if file not in listed]
     notes = left_out(unlisted, root, "image", f"that {path.name} does not list")
-    if several:
-        return _Listing(root, _of_many_labels(path, by_split), notes)
-    splits: dict[str, Split] = {}
-    for split, of in by_split.items():
-        classes: dict[str, list[Path]] = {}
-        for file, (label,) in of.items():
-            classes.setdefault(label, []).append(file)
-        splits[split] = split_of_files(classes, path)
-    return _classified(root, splits, notes)
-
-
-def _of_many_labels(path: Path, images: dict[str, dict[Path, set[str]]]) -> dict[str, Split]:
-    if "test" not in images and "validation" in images:
-        images["test"] = images.pop("validation")
-    names = tuple(sorted(set().union(*images["train"].values())))
-    others = set().union(*(labels for of in images.values() for labels in of.values()))
-    if unknown := sorted(others - {*names}):
-        near = [f" ({name!r} in training?)" for name, of in _alike([*names, *unknown[:1]])]
-        raise DamagedArchiveError(
-            f"{readable(path)}: no image of the split train has the label {unknown[0]!r}"
-            + "".join(near[-1:])
-        )
-    return {
-        split: MultiLabelSplit(names, [*of], multi_hot([*of.values()], names), open_files, path)
-        for split, of in images.items()
-    }
+    return _listing(root, found, notes, several)
 
 
 # --- What is measured ---------------------------------------------------------------------------
@@ -511,7 +490,7 @@ def _of_many_labels(path: Path, images: dict[str, dict[Path, set[str]]]) -> dict
 
 def _measure(listing: _Listing, background: str) -> _Facts:
     """Reads all files; few images are decoded."""
-    files = [*listing.files()]
+    files = listing.files
     multi_label = isinstance(listing.splits[files[0][0]], MultiLabelSplit)
 
     def examine(item: tuple[str, str, Path]) -> tuple[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow_datasets as tfds
 from array_record.python.array_record_module import ArrayRecordWriter
+from etils import epath
 from tensorflow_datasets.core import constants
 
 from experiments.core.errors import unreachable
@@ -94,7 +95,7 @@ def _write(dataset: Dataset, folder: Path, manual_dir: Path) -> None:
     image = tfds.features.Image(shape=shape, dtype=np.uint8, encoding_format=dataset.encoding)
     features = tfds.features.FeaturesDict({"image": image, name: label})
     template = tfds.core.ShardedFileTemplate(
-        dataset_name=dataset.name, data_dir=folder, filetype_suffix="array_record"
+        dataset_name=dataset.name, data_dir=epath.Path(folder), filetype_suffix="array_record"
     )
     infos = []
     for part, split in splits.items():
