@@ -29,28 +29,14 @@ from experiments.datasets.archives import DamagedArchiveError, MissingArchiveErr
 from experiments.datasets.base import Dataset
 from experiments.datasets.folder import PREFIX, is_own, pinned, short_name
 
-__all__ = [
-    "DATASETS",
-    "PREFIX",
-    "Dataset",
-    "describe",
-    "lookup",
-    "overview",
-    "pinned",
-    "plain_name",
-    "share_images",
-    "short_name",
-]
+__all__ = ["DATASETS", "PREFIX", "Dataset", "pinned", "short_name"]
 
 _MODULES = (
     *(icons, kanji, cub, inat2017_fewshot, imagenet, arrays, mnist),
     *(listed, caltech, cars, flowers, coco, voc, nus_wide),
 )
-DATASETS: dict[str, Dataset] = {
-    dataset.name: dataset for module in _MODULES for dataset in module.DATASETS
-}
+DATASETS = {dataset.name: dataset for module in _MODULES for dataset in module.DATASETS}
 """Every data set by name."""
-_SIZES = range(8, 2049)
 
 
 def lookup(name: str) -> Dataset:
@@ -62,7 +48,7 @@ def lookup(name: str) -> Dataset:
     plain, at, size = name.partition("@")
     if is_own(name):
         size = folder.parse(name).size
-    if size and not (size.isascii() and size.isdecimal() and int(size) in _SIZES):
+    if size and not (size.isascii() and size.isdecimal() and 8 <= int(size) <= 2048):
         raise ConfigError(f"{name!r}: the size after the @ must be 8 to 2048 pixels")
     if is_own(name):
         return folder.own_dataset(name)
@@ -88,9 +74,8 @@ def lookup(name: str) -> Dataset:
 
 def plain_name(name: str) -> str:
     """The name of a data set at any size; of a folder of one's own, that of its content."""
-    if not is_own(name):
-        return name.partition("@")[0]
-    return f"{PREFIX}{folder.parse(pinned(name)).content}"
+    own = is_own(name) and f"{PREFIX}{folder.parse(pinned(name)).content}"
+    return own or name.partition("@")[0]
 
 
 def share_images(name: str, other: str) -> bool:

@@ -26,14 +26,9 @@ from experiments.datasets.splits import ClassSplit, split_of_arrays, split_of_fi
 def _cifar(
     classes: int, folder: str, meta: tuple[str, str], label: str, files: dict[str, tuple[str, ...]]
 ) -> Dataset:
-    """CIFAR-10 or CIFAR-100, read from the archive for Python.
+    """CIFAR-10 or CIFAR-100, from pickles with rows of red, green and blue planes.
 
-    Args:
-      classes: Number of classes.
-      folder: The folder in the archive.
-      meta: The file with the names of the classes, and its entry.
-      label: The entry with the labels.
-      files: The files of every split: pickles with rows of red, green and blue planes.
+    `meta` are the file with the names of the classes and its entry; `files` are those of a split.
     """
     part = Part(folder, (f"cifar-{classes}-python.tar.gz",))
 

@@ -117,11 +117,7 @@ def photographs(
     split_folders: Mapping[str, Sequence[str]] | None = None,
     **more: Any,
 ) -> Dataset:
-    """A data set of photographs of any size, which are stored whole.
-
-    `split_folders` has possible names of the folder of every split, where the images may also be in
-    one folder per class.
-    """
+    """A data set of photographs of any size, stored whole; perhaps also in `class_folders`."""
     if split_folders:
         own = [name for name in folders if name != "."]
         layouts = (*layouts, class_folders(own if "." in folders else ["."], split_folders))

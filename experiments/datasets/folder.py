@@ -110,10 +110,7 @@ def parse(name: str) -> Named:
 
 
 def pinned(name: str) -> str:
-    """The name of a data set for the configuration of a run.
-
-    That of a folder of one's own has its absolute path and a hash of its content.
-    """
+    """The name for the configuration of a run: a folder has its path and a hash of its content."""
     if not is_own(name):
         return name
     own = parse(name)
@@ -121,10 +118,7 @@ def pinned(name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """The name of a data set in titles and names of files, without signs that mean anything there.
-
-    That of a folder of one's own is the start of the folder's, and the hash of its content.
-    """
+    """The name in titles and names of files; a folder's is its start and a hash of its content."""
     if not is_own(name):
         return name
     own = parse(pinned(name))
@@ -190,12 +184,7 @@ class _Listing(NamedTuple):
 
 
 def own_dataset(name: str) -> Dataset:
-    """The data set of `folder:PATH`, perhaps with `@SIZE`, `@COLOUR` and `#CONTENT`.
-
-    Raises:
-      ConfigError: There is no such folder, it has no images, or no classes.
-      DamagedArchiveError: A file is no readable image, or the CSV file is not as expected.
-    """
+    """The data set of `folder:PATH`, perhaps with `@SIZE`, `@COLOUR` and `#CONTENT`."""
     own = parse(name)
     shown, again = readable(own.path), "put the files back, or train again in another directory"
     try:
@@ -259,10 +248,8 @@ def _remarks(own: Named, facts: _Facts) -> tuple[str, ...]:
         )
     if facts.copies:
         file, other = facts.copies[0]
-        lines.append(
-            f"copies that may be in training and in test: {len(facts.copies)}, such as {file} of "
-            f"{other}; delete one of each"
-        )
+        count = f"copies that may be in training and in test: {len(facts.copies)}"
+        lines.append(f"{count}, such as {file} of {other}; delete one of each")
     if "novel" in facts.classes:
         lines.append(
             "the splits have no class in common: they are base and novel classes, and `folder` "

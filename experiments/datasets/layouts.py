@@ -69,10 +69,7 @@ class Part:
         return tuple(PurePosixPath(path, self.contains).as_posix() for path in paths)
 
     def locate(self, search_path: SearchPath, keep: Keep | None = None) -> Path:
-        """Finds the file or folder, and extracts its archive if necessary.
-
-        An archive is extracted once, so all parts of it must `keep` the same members.
-        """
+        """Finds it, perhaps in its archive, all parts of which must `keep` the same members."""
         found = search_path.find(*self._extracted)
         if found is not None:
             return found.parent if self.contains else found
@@ -86,8 +83,7 @@ class Layout:
     title: str
     """A short description for messages."""
     needs: tuple[tuple[str, ...], ...]
-    """The required files or folders, each with its alternatives. None if the data is part of the
-    project or of a package."""
+    """The required files or folders, each with its alternatives."""
     read: Callable[[SearchPath], Mapping[str, Split]]
     """Lists the images of every split."""
     check: Callable[[], object] = lambda: None
@@ -117,11 +113,7 @@ def _is_there(path: Path) -> bool:
 
 
 def class_folders(names: Sequence[str], splits: Mapping[str, Sequence[str]]) -> Layout:
-    """The layout with one folder per split, and in it one folder per class.
-
-    `names` are those of the data set's own folder; `splits` has possible folder names of every
-    split.
-    """
+    """The layout `NAME/SPLIT/CLASS/`, with possible names of the data set and of every split."""
     needs = {
         split: tuple(f"{name}/{folder}" for name in names for folder in folders)
         for split, folders in splits.items()

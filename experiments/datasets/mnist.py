@@ -41,20 +41,11 @@ def _idx(
     transposed: bool = False,
     **more: Any,
 ) -> Dataset:
-    """A data set of four IDX files.
+    """A data set of four IDX files, perhaps in `archives` with other sets.
 
-    Many sets have files of the same names, so that each needs a folder of its own.
-
-    Args:
-      name: The data set.
-      description: The same, in words.
-      names: The names of its classes.
-      prefix: What the names of its files begin with.
-      test: What the names of the test files have in place of `train`.
-      archives: Archives that contain the files, compressed and with other sets.
-      first: The label of the first class.
-      transposed: Whether the images are stored column by column.
-      **more: Further fields of the data set.
+    Many sets have files of the same names, so that each needs a folder of its own. `names` are
+    those of the classes, whose labels count from `first`; `prefix` begins the names of the files,
+    of which those for test have `test` in place of `train`. EMNIST stores images `transposed`.
     """
 
     def part(split: str, kind: str) -> Part:

@@ -49,22 +49,11 @@ class Prepared(NamedTuple):
 def prepare(
     dataset: Dataset, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> Prepared:
-    """Prepares a data set unless that has been done.
+    """Prepares a data set unless that has been done; folders are those of `Folders`.
 
     Several processes may call this function at once: one prepares, the others wait. The records
     are moved to their final folder once complete, so an interrupted preparation is never mistaken
-    for a prepared data set.
-
-    Args:
-      dataset: The data set.
-      data_dir: Folder of prepared data sets. Default: that of TFDS, ~/tensorflow_datasets.
-      manual_dir: Folder of downloaded archives. Default: `downloads/manual` in `data_dir`.
-
-    Raises:
-      MissingArchiveError: The archives do not exist. The message lists the files and folders.
-      DamagedArchiveError: An archive or the prepared data set is damaged. The message names the
-        file.
-      ExperimentError: The disk is full. The message names the folder.
+    for a prepared data set. Raises a `MissingArchiveError` or a `DamagedArchiveError`.
     """
     while (found := prepared(dataset, data_dir)) is None:
         check_preparable(dataset, data_dir, manual_dir)  # Before anything is written.

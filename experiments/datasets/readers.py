@@ -63,12 +63,10 @@ def read_names(path: Path) -> list[str]:
 def read_table(
     path: Path, *needed: str, delimiters: str = ","
 ) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
-    """Reads a CSV file that starts with the names of its columns, those `needed` among them.
+    """The columns of a CSV file, in lower case, and line and cells of every row that is not blank.
 
-    The first of the delimiters that is in this line separates cells.
-
-    Returns:
-      The columns, in lower case, and for every row that is not blank its line and its cells.
+    The first line has the columns, those `needed` among them; the first of the delimiters that is
+    in it separates cells.
     """
     lines, shown = read_lines(path), readable(path)
     delimiter = next((sign for sign in delimiters if sign in lines[0]), delimiters[0])

@@ -86,7 +86,6 @@ def dtd(manual_dir: Path) -> Expected:
     with packed(manual_dir / "dtd-r1.0.1.tar.gz") as folder:
         lists = write_photos(folder / "dtd", _THREE, f"images/{file}", file)
         write_lists(folder / "dtd/labels/{}1.txt", lists)
-        write_lists(folder / "dtd/labels/{}2.txt", {split: of[:1] for split, of in lists.items()})
     return expect(_THREE)
 
 
@@ -285,12 +284,7 @@ def _write_devkit(folder: Path) -> None:
     numbers = {name: number for number, name in _NUMBERS.items()}
     lines = [str(numbers[name]) for name, _ in _VALIDATION]
     write_lines(data / "ILSVRC2012_validation_ground_truth.txt", lines)
-    synsets = _structures(
-        ILSVRC2012_ID=_NUMBERS,
-        WNID=_NUMBERS.values(),
-        words=["a thing"] * 3,
-        num_children=[number // 3 for number in _NUMBERS],
-    )
+    synsets = _structures(ILSVRC2012_ID=_NUMBERS, WNID=_NUMBERS.values())
     savemat(data / "meta.mat", {"synsets": synsets.T})
 
 
@@ -318,14 +312,6 @@ def imagenet_kaggle(manual_dir: Path) -> Expected:
     ]
     path = manual_dir / "imagenet/LOC_val_solution.csv"
     write_lines(path, ["ImageId,PredictionString", *lines])
-    return expect(_SYNSETS)
-
-
-def imagenet_folders_and_devkit(manual_dir: Path) -> Expected:
-    folder = manual_dir / "ImageNet"
-    write_photos(folder, _TRAINING, "train/{name}/{name}_{i}.JPEG")
-    _write_validation(folder / "val")
-    _write_devkit(folder)
     return expect(_SYNSETS)
 
 
@@ -576,11 +562,7 @@ def _emnist(split: str, names: tuple[str, ...]) -> Callable:
 
 
 ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
-    "imagenet": (
-        imagenet_archives,
-        imagenet_kaggle,
-        imagenet_folders_and_devkit,
-    ),
+    "imagenet": (imagenet_archives, imagenet_kaggle),
     "imagenet200": (imagenet200,),
     "food101": (food101_folder, class_folders_of_food101),
     "caltech256": (caltech256,),
