@@ -16,6 +16,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,7 +115,7 @@ def pinned(name: str) -> str:
     if not is_own(name):
         return name
     own = parse(name)
-    return str(own if own.content else own._replace(content=_examine(own)[1].content))
+    return str(own if own.content else own._replace(content=_content(_examine(own)[1])))
 
 
 def short_name(name: str) -> str:
@@ -136,31 +137,6 @@ def overlap(name: str, other: str) -> bool:
 
 
 # --- The data set -------------------------------------------------------------------------------
-
-
-class _Facts(NamedTuple):
-    """What is measured, as JSON types."""
-
-    content: str
-    """A hash of all files, their names and labels."""
-    multi_label: bool
-    side: int
-    channels: int
-    mean: list[float]
-    std: list[float]
-    classes: dict[str, dict[str, int]]
-    """The number of images of every class or label, by split."""
-    images: dict[str, int]
-    copies: list[list[str]]
-    """Files that equal one of another split or, without splits, any other: both."""
-    transparent: int
-    largest: int
-    """The largest of greys of 16 bits of which the files do not state how many count; else 0."""
-
-    @property
-    def bits(self) -> int:
-        """How many bits count in greys of 16."""
-        return max(8, self.largest.bit_length()) if self.largest else 16
 
 
 class _Listing(NamedTuple):
@@ -188,23 +164,19 @@ def own_dataset(name: str) -> Dataset:
     own = parse(name)
     shown, again = readable(own.path), "put the files back, or train again in another directory"
     try:
-        listing, facts, key = _examine(own)
-        if own.content not in ("", facts.content):
+        listing, dataset, key = _examine(own)
+        if own.content not in ("", _content(dataset)):
             raise ConfigError(f"{shown} has changed since the run was trained on it; {again}")
     except (ConfigError, DamagedArchiveError):
         if not own.content or (known := _remembered(own.content)) is None:
             raise
-        listing, facts, key = None, known, ""  # It may still be prepared.
-    size = int(own.size or facts.side)
-    number = len({label for of in facts.classes.values() for label in of})
-    of = f"with {number} labels" if facts.multi_label else f"of {number} classes"
-    remarks = _remarks(own, facts)
+        listing, dataset, key = None, known, ""  # It may still be prepared.
+    size, channels = int(own.size or dataset.image_shape[0]), dataset.image_shape[2]
 
     def check() -> None:
         if listing is None:
             raise MissingArchiveError(
-                f"{shown} no longer has the files of folder_{facts.content}, which is not "
-                f"prepared; {again}"
+                f"{shown} no longer has the files of {dataset.name}, which is not prepared; {again}"
             )
 
     def verify() -> None:
@@ -212,73 +184,32 @@ def own_dataset(name: str) -> Dataset:
             _examine_again.cache_clear()
             raise DamagedArchiveError(f"{shown} has changed while it was read; run again")
 
-    return Dataset(
-        name=f"folder_{facts.content}" + (f"_at_{size}" if own.size else ""),
-        description=f"{sum(facts.images.values())} images {of} in {shown}",
-        classes={split: len(names) for split, names in facts.classes.items()},
+    return replace(
+        dataset,
+        name=dataset.name + (f"_at_{size}" if own.size else ""),
+        description=f"{dataset.description} in {shown}",
         layouts=(Layout("", (), lambda _: listing.splits if listing else {}, check=check),),
-        image_shape=(size, size, facts.channels),
-        multi_label=facts.multi_label,
+        image_shape=(size, size, channels),
         resizable=True,
         whole=True,
-        mean=tuple(facts.mean),
-        std=tuple(facts.std),
         encoding="png" if size <= _LOSSLESS_SIDE else "jpeg",
-        background=own.colour or "white",
-        bits=facts.bits,
         argument=f"{PREFIX}{own.path}",
         own=True,
-        remarks=remarks,
-        details=(*_details(facts), *remarks, *(listing.left_out if listing else ())),
+        details=(*dataset.details, *dataset.remarks, *(listing.left_out if listing else ())),
         verify=verify,
     )
 
 
-def _remarks(own: Named, facts: _Facts) -> tuple[str, ...]:
-    """What is odd in the images or the classes, in lines."""
-    lines = []
-    if facts.transparent:
-        lines.append(
-            f"transparent images: {facts.transparent}, laid on {own.colour or 'white'}; for "
-            f"another colour, set one after the path, as in {PREFIX}{own.path}@black"
-        )
-    if facts.bits < 16:
-        lines.append(
-            f"greys of 16 bits: none is above {facts.largest}, so {2**facts.bits - 1} is white"
-        )
-    if facts.copies:
-        file, other = facts.copies[0]
-        count = f"copies that may be in training and in test: {len(facts.copies)}"
-        lines.append(f"{count}, such as {file} of {other}; delete one of each")
-    if "novel" in facts.classes:
-        lines.append(
-            "the splits have no class in common: they are base and novel classes, and `folder` "
-            "trains on images of all"
-        )
-    if pairs := _alike(name for of in facts.classes.values() for name in of):
-        shown = ", ".join(f"{first!r} and {second!r}" for first, second in pairs[:3])
-        lines.append(f"classes that differ in case or spaces alone: {shown}")
-    return tuple(lines)
-
-
-def _details(facts: _Facts) -> list[str]:
-    """What was found, in lines."""
-    lines, noun = [], "label" if facts.multi_label else "class"
-    for split, counts in facts.classes.items():
-        least, most = (f(counts, key=lambda name: counts[name]) for f in (min, max))
-        each = f"{counts[least]} ({least}) to {counts[most]} ({most}) of a {noun}"
-        lines.append(f"{split}: {facts.images[split]} images, {each}")
-    if len(facts.classes) == 1:
-        lines.append("no split of its own: 30 % are for test, or half of the classes are novel")
-    mean, std = (" ".join(f"{n:.3f}" for n in numbers) for numbers in (facts.mean, facts.std))
-    return [*lines, f"{'grey' if facts.channels == 1 else 'colour'}; mean {mean}, deviation {std}"]
+def _content(dataset: Dataset) -> str:
+    """The hash of all files, their names and labels."""
+    return dataset.name.removeprefix("folder_")
 
 
 # --- What there is ------------------------------------------------------------------------------
 
 
-def _examine(own: Named) -> tuple[_Listing, _Facts, str]:
-    """What a folder has, and the key of the files."""
+def _examine(own: Named) -> tuple[_Listing, Dataset, str]:
+    """The files of a folder, what is measured of them, and their key."""
     path = own.path
     places = [path, *path.glob("*/")] if path.is_dir() else [path]
     places += [sub for place in places if place.name.lower() in _SPLITS for sub in place.glob("*/")]
@@ -289,25 +220,30 @@ def _examine(own: Named) -> tuple[_Listing, _Facts, str]:
 
 
 @functools.lru_cache(maxsize=8)
-def _examine_again(path: Path, colour: str, times: tuple[int, ...]) -> tuple[_Listing, _Facts, str]:
+def _examine_again(
+    path: Path, colour: str, times: tuple[int, ...]
+) -> tuple[_Listing, Dataset, str]:
     listing = _list(path)
     check_splits(listing.splits)
     key = listing.key(colour)
-    if (facts := _remembered(key)) is None:
+    if (dataset := _remembered(key)) is None:
         facts = _measure(listing, colour or "white")
+        dataset = Dataset(layouts=(), **facts)
         if listing.key(colour) == key:
             with contextlib.suppress(OSError):  # They only save time.
                 cache_folder("folders").mkdir(parents=True, exist_ok=True)
-                for stem in (key, facts.content):
-                    write_json(cache_folder("folders") / f"{stem}.json", facts._asdict())
-    return listing, facts, key
+                for stem in (key, _content(dataset)):
+                    write_json(cache_folder("folders") / f"{stem}.json", facts)
+    return listing, dataset, key
 
 
-def _remembered(stem: str) -> _Facts | None:
+def _remembered(stem: str) -> Dataset | None:
     """What is known of a content, or of files by their `key`."""
     try:
-        return _Facts(**load_json(cache_folder("folders") / f"{stem}.json"))
-    except (OSError, ValueError, TypeError):
+        facts = load_json(cache_folder("folders") / f"{stem}.json")
+        tuples = {name: tuple(of) for name, of in facts.items() if isinstance(of, list)}
+        return Dataset(layouts=(), **facts | tuples)
+    except (OSError, ValueError, TypeError, AttributeError):
         return None  # Absent, damaged, or of another version.
 
 
@@ -475,10 +411,10 @@ def _read_csv(path: Path) -> _Listing:
 # --- What is measured ---------------------------------------------------------------------------
 
 
-def _measure(listing: _Listing, background: str) -> _Facts:
-    """Reads all files; few images are decoded."""
-    files = listing.files
-    multi_label = isinstance(listing.splits[files[0][0]], MultiLabelSplit)
+def _measure(listing: _Listing, background: str) -> dict[str, Any]:
+    """Reads all files, few of which are decoded: fields of the `Dataset` as JSON types."""
+    files, train = listing.files, next(iter(listing.splits))
+    several = isinstance(listing.splits[train], MultiLabelSplit)
 
     def examine(item: tuple[str, str, Path]) -> tuple[str, Any]:
         image = inspect_image(SourceImage(item[2], readable(item[2])))
@@ -489,44 +425,75 @@ def _measure(listing: _Listing, background: str) -> _Facts:
     images = [image for _, image in examined]
     transparent = sum(image.transparent for image in images)
     tinted = transparent and len({*ImageColor.getrgb(background)}) > 1
-    whole, first, copies = hashlib.sha256(), dict[str, tuple[str, str]](), list[list[str]]()
+    channels = 1 if all(image.grey for image in images) and not tinted else 3
+    largest = max(image.largest for image in images)
+    bits = max(8, largest.bit_length()) if largest else 16
+    whole, first, copies = hashlib.sha256(), dict[str, tuple[str, str]](), list[str]()
     for (split, labels, file), (hashed, _) in zip(files, examined, strict=True):
         name = _nfc(readable(file.relative_to(listing.root)))
         whole.update(repr((split, labels, name, hashed)).encode())
+        # A copy of a file of another split or, without splits, of any other.
         at, other = first.setdefault(hashed, (split, name))
         if other != name and (at != split or len(listing.splits) == 1):
-            copies.append([name, other])
-    facts = _Facts(
-        content="",
-        multi_label=multi_label,
-        side=min(_SIDE, max(image.side for image in images)),
-        channels=1 if all(image.grey for image in images) and not tinted else 3,
-        mean=[],
-        std=[],
-        classes={name: split.counts() for name, split in listing.splits.items()},
-        images={name: sum(of == name for of, _, _ in files) for name in listing.splits},
-        copies=copies,
-        transparent=transparent,
-        largest=max(image.largest for image in images),
-    )
+            copies.append(f"{name} of {other}")
     # The stored pixels depend on these, too.
-    whole.update(repr((multi_label, background * (transparent > 0), facts.bits)).encode())
-    training = [file for split, _, file in files if split == files[0][0]]
+    whole.update(repr((several, background * (transparent > 0), bits)).encode())
+    training = [file for split, _, file in files if split == train]
 
     def levels(file: Path) -> np.ndarray:
         """Values in [0, 1] of an image that is at most 64 pixels high or wide."""
-        image, shape = SourceImage(file, readable(file)), (64, 64, facts.channels)
-        small = encode(image, shape, whole=True, background=background, bits=facts.bits)
+        image, shape = SourceImage(file, readable(file)), (64, 64, channels)
+        small = encode(image, shape, whole=True, background=background, bits=bits)
         with Image.open(io.BytesIO(small)) as opened:
-            return np.asarray(opened, np.float64).reshape(-1, facts.channels) / 255
+            return np.asarray(opened, np.float64).reshape(-1, channels) / 255
 
     pixels = [*of_every_image(levels, training[:: -(-len(training) // _MEASURED_IMAGES)])]
     # Every image counts the same.
     mean = np.mean([image.mean(axis=0) for image in pixels], axis=0)
     square = np.mean([(image**2).mean(axis=0) for image in pixels], axis=0)
     std = np.sqrt(np.maximum(square - mean**2, 0))
-    return facts._replace(
-        content=whole.hexdigest()[:12],
-        mean=[round(float(m), 4) for m in mean],
-        std=[max(round(float(s), 4), 0.01) for s in std],
-    )
+    side = min(_SIDE, max(image.side for image in images))
+    names = [name for split in listing.splits.values() for name in split.counts()]
+    kind = "labels" if several else "classes"
+    facts = {
+        "name": f"folder_{whole.hexdigest()[:12]}",
+        "description": f"{len(files)} images of {len({*names})} {kind}",
+        "classes": {name: len(split.counts()) for name, split in listing.splits.items()},
+        "image_shape": (side, side, channels),
+        "multi_label": several,
+        "mean": tuple(round(float(m), 4) for m in mean),
+        "std": tuple(max(round(float(s), 4), 0.01) for s in std),
+        "background": background,
+        "bits": bits,
+    }
+    remarks, details = list[str](), list[str]()
+    if transparent:
+        remarks.append(
+            f"transparent images: {transparent}, laid on {background}; for another colour, set one "
+            f"after the path, as in {PREFIX}PATH@black"
+        )
+    if bits < 16:
+        remarks.append(f"greys of 16 bits: none is above {largest}, so {2**bits - 1} is white")
+    if copies:
+        remarks.append(
+            f"copies that may be in training and in test: {len(copies)}, such as {copies[0]}; "
+            "delete one of each"
+        )
+    if "novel" in listing.splits:
+        remarks.append(
+            "the splits have no class in common: they are base and novel classes. Few-shot "
+            "protocols evaluate on the novel ones; `folder` trains on images of all"
+        )
+    if pairs := _alike(names):
+        shown = ", ".join(f"{first!r} and {second!r}" for first, second in pairs[:3])
+        remarks.append(f"classes that differ in case or spaces alone: {shown}")
+    for name, split in listing.splits.items():
+        counts, number = split.counts(), sum(of == name for of, _, _ in files)
+        least, most = (f(counts, key=lambda name: counts[name]) for f in (min, max))
+        each = f"{counts[least]} ({least}) to {counts[most]} ({most}) of a class or label"
+        details.append(f"{name}: {number} images, {each}")
+    if len(listing.splits) == 1:
+        details.append("no split of its own: 30 % are for test, or half of the classes are novel")
+    mean, std = (" ".join(f"{n:.3f}" for n in facts[name]) for name in ("mean", "std"))
+    details.append(f"{'grey' if channels == 1 else 'colour'}; mean {mean}, deviation {std}")
+    return facts | {"remarks": tuple(remarks), "details": tuple(details)}

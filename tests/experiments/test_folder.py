@@ -176,7 +176,7 @@ def test_odd_files_are_taken_or_counted(tmp_path, capsys):
     assert found(folder)["train"] == COUNTS | {"ant": 5, "bee": 7, _NFC: 2}
     assert main(["datasets", f"folder:{folder}"]) == 0
     text = capsys.readouterr().out
-    assert "24 images, 2 (café) to 7 (bee) of a class" in text
+    assert "24 images, 2 (café) to 7 (bee) of a class or label" in text
     assert "left out 1 file without an image: notes.txt" in text
     assert "left out 1 folder without images: empty" in text
     assert ": 1, such as bee/copy.jpg of bee/0.jpg" in text
