@@ -38,18 +38,16 @@ def sample_keys(key: Array, step: Array, num_samples: int, axis_name: str | None
 
 def check_augmentation(config: DataConfig, channels: int) -> None:
     """Raises a `ConfigError` unless the options fit each other and the number of channels."""
-    of_colors = {"color_jitter": (1, 3), "lighting": (3,)}
-    for name, allowed in of_colors.items():
+    for name, allowed in {"color_jitter": (1, 3), "lighting": (3,)}.items():
         if vars(config)[name] and channels not in allowed:
             needed = " or ".join(map(str, allowed))
             raise ConfigError(f"data.{name} needs {needed} channels, got {channels}")
     if config.mixed_labels == "larger" and not config.mixup:
         raise ConfigError("data.mixed_labels = larger needs data.mixup")
-    if config.resize and not config.image_size:
-        raise ConfigError(f"data.resize = {config.resize} needs data.image_size")
-    if 0 < config.resize < config.image_size:
+    if config.resize and not 0 < config.image_size <= config.resize:
         raise ConfigError(
-            f"data.resize = {config.resize} must not be below data.image_size = {config.image_size}"
+            f"data.resize = {config.resize} must not be below data.image_size = "
+            f"{config.image_size}, which must be set"
         )
     if config.crop_scale:
         given = config.crop_scale
@@ -86,7 +84,6 @@ def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Arr
     Images are uint8 [n, h, w, c], or `Photographs`, with typed PRNG keys [n]; the result is float32
     [n, *seen_shape(image_shape, config)], with the image shape of the data set.
     """
-    ranges: Any = {"scale": config.crop_scale, "ratio": _CROP_RATIO}
 
     def one(image: Any, key: Array) -> Array:
         crop_key, flip_key, color_key = jax.random.split(key, 3)
@@ -94,18 +91,23 @@ def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Arr
             height = width = config.image_size or image.shape[0]
             if not (config.image_size or isinstance(image, Photographs)):
                 width = image.shape[1]
-            image = random_resized_crop(image, crop_key, (height, width), **ranges)
+            image = random_resized_crop(
+                image, crop_key, (height, width), scale=config.crop_scale, ratio=_CROP_RATIO
+            )
         else:
             image = _resized(image, config)
         if config.pad > 0:
-            image = _crop(image, crop_key, config.pad)
+            pad, shape = config.pad, image.shape
+            top, left = jax.random.randint(crop_key, (2,), 0, 2 * pad + 1)
+            image = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)))
+            image = lax.dynamic_slice(image, (top, left, jnp.zeros_like(top)), shape)
         if config.flip:
             image = jnp.where(jax.random.bernoulli(flip_key), image[:, ::-1], image)
         pixels = image.astype(jnp.float32) / 255
         if config.color_jitter > 0:
-            pixels = jitter(pixels, color_key, config.color_jitter)
+            pixels = _jitter(pixels, color_key, config.color_jitter)
         if config.lighting > 0:  # With a key of its own: it changes no other random numbers.
-            pixels = add_lighting(pixels, jax.random.fold_in(color_key, 1), config.lighting)
+            pixels = _add_lighting(pixels, jax.random.fold_in(color_key, 1), config.lighting)
         return _standardize(pixels, config)
 
     return jax.vmap(one)(images, keys)
@@ -141,13 +143,6 @@ def _standardize(pixels: Array, config: DataConfig) -> Array:
     return (pixels - mean) / std
 
 
-def _crop(image: Array, key: Array, pad: int) -> Array:
-    """Pads [h, w, c] with zeros on every side, and crops [h, w, c] at a random position."""
-    top, left = jax.random.randint(key, (2,), 0, 2 * pad + 1)
-    padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)))
-    return lax.dynamic_slice(padded, (top, left, jnp.zeros_like(top)), image.shape)
-
-
 # --- Resizing and cropping of one image -----------------------------------------------------------
 
 # Resizing is bilinear with antialiasing, as in Pillow's `Image.resize(..., Image.BILINEAR)`: the
@@ -178,7 +173,7 @@ def random_resized_crop(
     key: Array,
     size: tuple[int, int],
     *,
-    scale: tuple[float, float],
+    scale: tuple[float, ...],
     ratio: tuple[float, float],
 ) -> Array:
     """Crops a `random_box`, and resizes it to float32 [*size, c]; a square one of `Photographs`.
@@ -196,7 +191,7 @@ def random_box(
     height: ArrayLike,
     width: ArrayLike,
     *,
-    scale: tuple[float, float],
+    scale: tuple[float, ...],
     ratio: tuple[float, float],
 ) -> Array:
     """Draws a box as Inception and torchvision do: top, left, height and width, int32 [4].
@@ -268,10 +263,16 @@ def _interpolation_weights(side: int, crop: _Crop, size: int) -> Array:
 
 
 def _interpolate(image: Array, crops: tuple[_Crop, _Crop], size: tuple[int, int]) -> Array:
-    weights = map(_interpolation_weights, image.shape[:2], crops, size)
+    rows, columns = map(_interpolation_weights, image.shape[:2], crops, size)
     # The highest precision: accelerators round the factors by default.
-    how: Any = {"precision": lax.Precision.HIGHEST, "optimize": "optimal"}
-    return jnp.einsum("ih,jw,hwc->ijc", *weights, image.astype(jnp.float32), **how)
+    return jnp.einsum(
+        "ih,jw,hwc->ijc",
+        rows,
+        columns,
+        image.astype(jnp.float32),
+        precision=lax.Precision.HIGHEST,
+        optimize="optimal",
+    )
 
 
 # --- Colours --------------------------------------------------------------------------------------
@@ -284,7 +285,7 @@ _DEVIATIONS = (0.2175, 0.0188, 0.0045)
 _DIRECTIONS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
 
 
-def jitter(pixels: Array, key: Array, strength: float) -> Array:
+def _jitter(pixels: Array, key: Array, strength: float) -> Array:
     """Changes brightness, contrast and, for colour images, saturation of [h, w, c] in [0, 1].
 
     Each factor is uniform in [max(0, 1 − s), 1 + s] with s = `strength`.
@@ -300,7 +301,14 @@ def jitter(pixels: Array, key: Array, strength: float) -> Array:
     return jnp.clip(grey + saturation * (pixels - grey), 0, 1)
 
 
-def add_lighting(pixels: Array, key: Array, deviation: float) -> Array:
+def _luma(pixels: Array) -> Array:
+    """The greyscale image [h, w, 1] of [h, w, c]."""
+    if pixels.shape[-1] == 1:
+        return pixels
+    return (pixels * jnp.asarray(_LUMA, pixels.dtype)).sum(-1, keepdims=True)
+
+
+def _add_lighting(pixels: Array, key: Array, deviation: float) -> Array:
     """Adds one random colour to all pixels [h, w, 3], along the principal components of ImageNet.
 
     The coordinate of each component is normal, with `deviation` times the standard deviation of
@@ -310,25 +318,16 @@ def add_lighting(pixels: Array, key: Array, deviation: float) -> Array:
     return pixels + (jnp.asarray(_DIRECTIONS) * amounts).sum(1)
 
 
-def _luma(pixels: Array) -> Array:
-    """The greyscale image [h, w, 1] of [h, w, c]."""
-    if pixels.shape[-1] == 1:
-        return pixels
-    return (pixels * jnp.asarray(_LUMA, pixels.dtype)).sum(-1, keepdims=True)
-
-
 # --- Two samples in one image ---------------------------------------------------------------------
 
 
 class MixedBatch(NamedTuple):
-    """Mixed images with both of their labels, for losses of two labels."""
+    """Mixed images with both of their labels; `share` in [0.5, 1] is that of `labels`."""
 
     images: Array
     labels: Array
-    """Those with the larger share."""
     other_labels: Array
     share: Array
-    """float32 [] in [0.5, 1], that of `labels`."""
 
 
 def mix_batch(
@@ -343,16 +342,16 @@ def mix_batch(
     is the label of the partner. Images are floats [n, h, w, c], after all other augmentations;
     labels are [n] or [n, C].
     """
-    others, other_labels = _opposite(images, axis_name), _opposite(labels, axis_name)
+
+    def opposite(x: Array) -> Array:
+        """The global batch in reversed order."""
+        if axis_name is None:
+            return x[::-1]
+        last = lax.axis_size(axis_name) - 1
+        return lax.ppermute(x[::-1], axis_name, [(i, last - i) for i in range(last + 1)])
+
     # The distribution is symmetric.
     share = jax.random.beta(key, beta, beta, dtype=jnp.float32)
     share = jnp.maximum(share, 1 - share)
-    return MixedBatch(share * images + (1 - share) * others, labels, other_labels, share)
-
-
-def _opposite(x: Array, axis_name: str | None) -> Array:
-    """The global batch in reversed order."""
-    if axis_name is None:
-        return x[::-1]
-    last = lax.axis_size(axis_name) - 1
-    return lax.ppermute(x[::-1], axis_name, [(i, last - i) for i in range(last + 1)])
+    mixed = share * images + (1 - share) * opposite(images)
+    return MixedBatch(mixed, labels, opposite(labels), share)

@@ -17,10 +17,9 @@ from PIL import Image
 
 from experiments.core.errors import ConfigError
 from experiments.core.protocol import ImageSet, Photographs
-from experiments.core.storage import storage_path
 from experiments.datasets import lookup
 from experiments.datasets.archives import DamagedArchiveError
-from experiments.datasets.preparation import Records, prepare, read_labels
+from experiments.datasets.preparation import Prepared, prepare, read_labels
 
 _MEMORY_LIMIT = 8 * 2**30
 """Default upper limit of the pixels of a split in memory, in bytes."""
@@ -77,11 +76,8 @@ def stored_counts(
     name: str, *, data_dir: Path | None = None, manual_dir: Path | None = None
 ) -> dict[str, np.ndarray]:
     """The number of images of every class or label: int64 [C] by split; as `load_split` else."""
-    builder = prepare(lookup(name), data_dir=data_dir, manual_dir=manual_dir)
-    return {
-        split: np.array(list(builder.counts[split].values()), np.int64)
-        for split in builder.dataset.classes
-    }
+    counts = prepare(lookup(name), data_dir=data_dir, manual_dir=manual_dir).counts
+    return {split: np.array([*of.values()], np.int64) for split, of in counts.items()}
 
 
 def load_labels(
@@ -104,19 +100,18 @@ def load_split(
 
     Args:
       split: `base`, `validation` or `novel` of a few-shot data set; `train`, `validation` or
-        `test` of any other; or several splits, as in `train+validation`. The classes of several
-        few-shot splits are concatenated.
+        `test` of any other; or several, as in `train+validation`, of which few-shot sets
+        concatenate the classes.
       rows: Integers [k], the images to load, in order. Default: all images.
       data_dir, manual_dir: See `Folders`.
-      memory_limit: Images with up to this number of bytes of pixels are read into memory. Larger
-        splits are read when they are indexed. Default: a quarter of the available memory, and
-        at most 8 GiB.
+      memory_limit: Images with up to this number of bytes of pixels are read into memory, larger
+        splits when they are indexed. Default: a quarter of the available memory, at most 8 GiB.
     """
-    builder, labels, class_names = _labelled(name, split, data_dir, manual_dir)
-    folder = storage_path(builder.data_dir)
+    found, labels, class_names = _labelled(name, split, data_dir, manual_dir)
+    folder = found.data_dir
     encoded = {"image": tfds.decode.SkipDecoding()}
     with _naming_damage(folder):
-        source = builder.as_data_source(split=split, decoders=encoded)  # pyright: ignore
+        source = found.builder.as_data_source(split=split, decoders=encoded)  # pyright: ignore
         if len(source) != len(labels):
             raise RuntimeError(f"{len(source)} images of {split}, but {len(labels)} labels")
     order = np.arange(len(labels))
@@ -124,7 +119,7 @@ def load_split(
         order = np.argsort(labels, kind="stable")
     order = order if rows is None else order[rows]
     labels = labels[order]
-    images: Any = RecordImages(source, builder.dataset, folder, order)
+    images: Any = RecordImages(source, found.dataset, folder, order)
     if memory_limit is None:
         memory_limit = min(psutil.virtual_memory().available // 4, _MEMORY_LIMIT)
     if np.prod(images.shape) <= memory_limit:
@@ -134,7 +129,7 @@ def load_split(
 
 def _labelled(
     name: str, split: str, data_dir: Path | None, manual_dir: Path | None
-) -> tuple[Records, np.ndarray, tuple[str, ...]]:
+) -> tuple[Prepared, np.ndarray, tuple[str, ...]]:
     """Prepares a data set that has the split; reads its labels and class names.
 
     The classes of several few-shot splits are different ones, those of other splits the same.

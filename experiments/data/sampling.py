@@ -45,8 +45,7 @@ def draw_batch(
 ) -> np.ndarray:
     """Draws the training batch of a step: int64 [batch_size_of(strategy, batch_size)].
 
-    The index has the samples of every class; their number suffices for random batches. Raises a
-    `ConfigError` where the strategy does not fit the data.
+    The index has the samples of every class; their number suffices for random batches.
     """
     ways_shots = parse_strategy(strategy)
     if ways_shots is None:

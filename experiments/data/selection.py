@@ -69,11 +69,8 @@ def select(
     them, the rows of `test` index these, and all other rows `labels`. Classes are chosen `among`
     ascending labels, by default all; the images of a class that are for training, validation and
     test depend neither on these nor on `subset_seed`. `samples_per_class` and `imbalance` only
-    reduce the training images. `option`, which sets `classes`, and `names` are for messages.
-
-    Raises:
-      ConfigError: Too many classes are requested, a class has no image left for training or
-        validation, or `subset_seed` is not 0 and has nothing to choose.
+    reduce the training images. `option`, which sets `classes`, and `names` are for messages. Raises
+    a `ConfigError` for what the images of a class do not allow.
     """
     known = np.unique(labels) if among is None else among
     if classes > len(known) or classes == 1:
@@ -95,16 +92,14 @@ def select(
         if not own.size or (holdout and not held_out.size):
             raise ConfigError(
                 f"class {names[label] if names else label} has too few images to hold out the "
-                f"fraction {holdout} of them (--data.holdout; of `linear`, --holdout); give it "
-                "more, or choose another fraction"
+                f"fraction {holdout} of them (--data.holdout); give it more, or choose another"
             )
     available = np.array([part.size for part in rows["train"]])
     wanted = _training_counts(available, samples_per_class, imbalance, tail_from)
     if subset_seed and len(chosen) == len(known) and wanted.sum() == available.sum():
         raise ConfigError(
             f"data.subset_seed = {subset_seed} has no effect, because all classes and all their "
-            "training images are used; set it to 0, or choose fewer of them. In a sweep, set "
-            "both on one axis, as in --over data.classes/data.subset_seed=25/0,25/1,0/0"
+            "training images are used; set it to 0, or choose fewer of them"
         )
     rows["train"] = [part[:count] for part, count in zip(rows["train"], wanted, strict=True)]
     if not holdout:
@@ -156,9 +151,7 @@ def some_rows(count: int, most: int) -> np.ndarray:
 def part_of(images: ImageSet, most: int) -> ImageSet:
     """The images of `some_rows`; they are read when they are indexed."""
     rows = some_rows(len(images.labels), most)
-    return dataclasses.replace(
-        images, images=_Rows(images.images, rows), labels=images.labels[rows]
-    )
+    return ImageSet(_Rows(images.images, rows), images.labels[rows], images.class_names)
 
 
 class _Rows:

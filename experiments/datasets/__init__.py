@@ -29,46 +29,29 @@ from experiments.datasets.archives import DamagedArchiveError, MissingArchiveErr
 from experiments.datasets.base import Dataset
 from experiments.datasets.folder import PREFIX, is_own, pinned, short_name
 
-__all__ = [
-    "DATASETS",
-    "PREFIX",
-    "Dataset",
-    "describe",
-    "lookup",
-    "overview",
-    "pinned",
-    "plain_name",
-    "share_images",
-    "short_name",
-]
+__all__ = ["DATASETS", "PREFIX", "Dataset", "pinned", "short_name"]
 
 _MODULES = (
     *(icons, kanji, cub, inat2017_fewshot, imagenet, arrays, mnist),
     *(listed, caltech, cars, flowers, coco, voc, nus_wide),
 )
-DATASETS: dict[str, Dataset] = {
-    dataset.name: dataset for module in _MODULES for dataset in module.DATASETS
-}
+DATASETS = {dataset.name: dataset for module in _MODULES for dataset in module.DATASETS}
 """Every data set by name."""
-_SIZES = range(8, 2049)
 
 
 def lookup(name: str) -> Dataset:
-    """A data set by its name.
+    """A data set by its name; a `ConfigError` if it does not exist.
 
-    Args:
-      name: The data set, or `folder:PATH` with images of one's own. `NAME@SIZE`, such as
-        `imagenet@128`, stores the images of a resizable data set at another size. Every size is
-        prepared separately.
-
-    Raises:
-      ConfigError: The data set does not exist. The message lists the available ones.
-      DamagedArchiveError: A file in a folder of one's own is unreadable.
+    `folder:PATH` has images of one's own. `NAME@SIZE`, such as `imagenet@128`, stores the images of
+    a resizable data set at another size. Every size is prepared separately.
     """
-    if is_own(name):
-        _check_size(name, folder.parse(name).size or str(_SIZES[0]))
-        return folder.own_dataset(name)
     plain, at, size = name.partition("@")
+    if is_own(name):
+        size = folder.parse(name).size
+    if size and not (size.isascii() and size.isdecimal() and 8 <= int(size) <= 2048):
+        raise ConfigError(f"{name!r}: the size after the @ must be 8 to 2048 pixels")
+    if is_own(name):
+        return folder.own_dataset(name)
     if plain not in DATASETS:
         if "/" in name or Path(name).expanduser().is_dir():
             raise ConfigError(f"no data set {name}; for images of your own, set {PREFIX}{name}")
@@ -76,13 +59,9 @@ def lookup(name: str) -> Dataset:
         raise unknown("data set", plain, DATASETS, f"available: {', '.join(DATASETS)}; {own}")
     dataset = DATASETS[plain]
     height, width, channels = dataset.image_shape
-    if not at:
-        return dataset
-    if not dataset.resizable:
+    if at and not (dataset.resizable and size):
         raise ConfigError(f"{plain} is only available at {height}×{width}, not as {name!r}")
-    _check_size(name, size)
-    side = int(size)
-    if side == height == width:
+    if not at or (side := int(size)) == height == width:
         return dataset
     return dataclasses.replace(
         dataset,
@@ -93,18 +72,10 @@ def lookup(name: str) -> Dataset:
     )
 
 
-def _check_size(name: str, size: str) -> None:
-    if not (size.isascii() and size.isdecimal() and int(size) in _SIZES):
-        raise ConfigError(
-            f"{name!r}: the size after the @ must be {_SIZES[0]} to {_SIZES[-1]} pixels"
-        )
-
-
 def plain_name(name: str) -> str:
     """The name of a data set at any size; of a folder of one's own, that of its content."""
-    if not is_own(name):
-        return name.partition("@")[0]
-    return f"{PREFIX}{folder.parse(pinned(name)).content}"
+    own = is_own(name) and f"{PREFIX}{folder.parse(pinned(name)).content}"
+    return own or name.partition("@")[0]
 
 
 def share_images(name: str, other: str) -> bool:
@@ -118,40 +89,36 @@ def share_images(name: str, other: str) -> bool:
 
 @dataclass(frozen=True)
 class DatasetStatus:
-    """A data set, and which of its files exist."""
+    """A data set, and whether it is prepared."""
 
     name: str
-    description: str
+    dataset: Dataset
     classes: dict[str, int]
     """Number of classes in every split: of the prepared data, or as published."""
     ready: bool
     """Whether it is prepared."""
     location: Path
     """The folder of the prepared data set."""
-    found: tuple[Path, ...]
-    """Those of its files to download that exist."""
     missing: str
     """Why it cannot be prepared now. Empty if it is prepared, or can be."""
-    details: tuple[str, ...]
 
     @property
     def state(self) -> str:
         """In a word."""
         return "prepared" if self.ready else "missing" if self.missing else "available"
 
+    @property
+    def description(self) -> str:
+        """In a line."""
+        side = f", shorter side {self.dataset.image_shape[0]}" if self.dataset.whole else ""
+        return self.dataset.description + side
+
     def __str__(self) -> str:
         classes = " / ".join(f"{count} {split}" for split, count in self.classes.items())
-        if len(set(self.classes.values())) == 1:
-            classes = f"{max(self.classes.values())} in {', '.join(self.classes)}"
         lines = [f"{self.name}: {self.description}", f"  classes: {classes}"]
-        lines += [f"  {line}" for line in self.details]
-        if self.ready:
-            lines.append(f"  prepared in {self.location}")
-        elif not self.missing:
-            lines.append("  prepared on first use" + (", from:" if self.found else ""))
-            lines += [f"    {path}" for path in self.found]
-        else:
-            lines += [f"  {line}" for line in self.missing.splitlines()]
+        lines += [f"  {line}" for line in self.dataset.details]
+        state = f"prepared in {self.location}" if self.ready else "prepared on first use"
+        lines += [f"  {line}" for line in (self.missing or state).splitlines()]
         return "\n".join(lines)
 
 
@@ -160,36 +127,23 @@ def describe(
 ) -> DatasetStatus:
     """A data set and its state, without preparing or loading it; folders as in `prepare`."""
     dataset = lookup(name)
-    search_path = dataset.search_path(preparation.manual_root(data_dir, manual_dir), Path())
-    files = dict.fromkeys(
-        file for layout in dataset.layouts for names in layout.needs for file in names
-    )
-    builder, missing, classes = None, "", dataset.classes
+    found, missing, classes = None, "", dataset.classes
     try:
-        builder = preparation.prepared(dataset, data_dir)
-        if builder is None:
+        found = preparation.prepared(dataset, data_dir)
+        if found is None:
             preparation.check_preparable(dataset, data_dir, manual_dir)
         else:
-            classes = {split: len(builder.counts[split]) for split in classes}
+            classes = {split: len(found.counts[split]) for split in classes}
     except (DamagedArchiveError, MissingArchiveError) as error:
         missing = str(error)
-    side = f", shorter side {dataset.image_shape[0]}" if dataset.whole else ""
-    return DatasetStatus(
-        name=name,
-        description=dataset.description + side,
-        classes=classes,
-        ready=builder is not None,
-        location=preparation.location(dataset, data_dir),
-        found=tuple(path for path in map(search_path.find, files) if path is not None),
-        missing=missing,
-        details=dataset.details,
-    )
+    location = preparation.location(dataset, data_dir)
+    return DatasetStatus(name, dataset, classes, found is not None, location, missing)
 
 
 def overview(data_dir: Path | None = None, manual_dir: Path | None = None) -> list[str]:
     """Every data set in a line, below the folders."""
     status = [describe(name, data_dir, manual_dir) for name in DATASETS]
-    width = max(len(s.name) for s in status)
+    width = max(map(len, DATASETS))
     return [
         f"Prepared data sets: {preparation.data_root(data_dir)}",
         f"Files that you download: {preparation.manual_root(data_dir, manual_dir)}",

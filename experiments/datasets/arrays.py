@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import numpy as np
 
-from experiments.datasets.archives import DamagedArchiveError
+from experiments.core.storage import regular
 from experiments.datasets.base import Dataset
 from experiments.datasets.files import list_images
 from experiments.datasets.layouts import (
@@ -20,39 +19,29 @@ from experiments.datasets.layouts import (
     labelled_pickles,
 )
 from experiments.datasets.pickles import load_mat, load_pickle
-from experiments.datasets.readers import array, column, entries, read_bytes, read_names
+from experiments.datasets.readers import read_names, relative
 from experiments.datasets.splits import ClassSplit, split_of_arrays, split_of_files
-
-# --- CIFAR --------------------------------------------------------------------------------------
 
 
 def _cifar(
-    classes: int,
-    folder: str,
-    meta: tuple[str, str],
-    labels: str,
-    files: dict[str, tuple[str, ...]],
+    classes: int, folder: str, meta: tuple[str, str], label: str, files: dict[str, tuple[str, ...]]
 ) -> Dataset:
-    """CIFAR-10 or CIFAR-100, read from the archive for Python.
+    """CIFAR-10 or CIFAR-100, from pickles with rows of red, green and blue planes.
 
-    Args:
-      classes: Number of classes.
-      folder: The folder in the archive.
-      meta: The file with the names of the classes, and its entry.
-      labels: The entry with the labels.
-      files: The files of every split: pickles with rows of red, green and blue planes.
+    `meta` are the file with the names of the classes and its entry; `files` are those of a split.
     """
     part = Part(folder, (f"cifar-{classes}-python.tar.gz",))
 
     def read(search_path: SearchPath) -> dict[str, ClassSplit]:
-        folder = part.locate(search_path)
-        path = inside(folder, meta[0])
-        listed = entries(load_pickle(path), path, meta[1])[meta[1]]
-        names = column(listed, str, f"{path}: {meta[1]}")
-        return {
-            split: _read_batches([inside(folder, file) for file in batches], labels, names)
-            for split, batches in files.items()
-        }
+        folder, splits = part.locate(search_path), {}
+        names = load_pickle(inside(folder, meta[0]), meta[1])[meta[1]]
+        for split, batches in files.items():
+            paths = [inside(folder, file) for file in batches]
+            contents = [load_pickle(path, "data", label) for path in paths]
+            planes = np.concatenate([np.reshape(c["data"], (-1, 3, 32, 32)) for c in contents])
+            labels = np.concatenate([c[label] for c in contents])
+            splits[split] = split_of_arrays(paths[0], planes.transpose(0, 2, 3, 1), labels, names)
+        return splits
 
     return Dataset(
         name=f"cifar{classes}",
@@ -65,19 +54,6 @@ def _cifar(
     )
 
 
-def _read_batches(paths: list[Path], key: str, names: list[str]) -> ClassSplit:
-    images, labels = [], list[int]()
-    for path in paths:
-        content = entries(load_pickle(path), path, "data", key)
-        images.append(array(content["data"], (None, 3072), f"{path}: data"))
-        own = column(content[key], int, f"{path}: {key}")
-        if len(own) != len(images[-1]):
-            raise DamagedArchiveError(f"{path}: {len(images[-1])} images, but {len(own)} labels")
-        labels += own
-    pixels = np.concatenate(images).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return split_of_arrays(pixels, labels, names, paths[0] if len(paths) == 1 else paths[0].parent)
-
-
 _FS_IMAGES = "cifar100/data"
 _FS_LISTS = {
     split: f"cifar100/splits/bertinetto/{part}.txt" for split, part in FEW_SHOT_PARTS.items()
@@ -86,35 +62,26 @@ _FS_PICKLES = {split: f"CIFAR_FS_{part}.pickle" for split, part in FEW_SHOT_PART
 
 
 def _read_list(path: Path, search_path: SearchPath) -> ClassSplit:
-    images, names = search_path.get(_FS_IMAGES), column(read_names(path), Path, path)
+    images, names = search_path.get(_FS_IMAGES), [relative(n, path) for n in read_names(path)]
     return split_of_files({name: list_images(images / name) for name in names}, path)
-
-
-# --- SVHN ---------------------------------------------------------------------------------------
-
-
-def _read_digits(search_path: SearchPath, files: tuple[str, ...]) -> dict[str, ClassSplit]:
-    splits = {}
-    for split in files:
-        path = search_path.get(f"{split}_32x32.mat")
-        content = load_mat(path, "X", "y")
-        images = np.moveaxis(array(content["X"], (32, 32, 3, None), f"{path}: X"), -1, 0)
-        # The digit 0 has the label 10.
-        labels = [0 if label == 10 else label for label in column(content["y"], int, f"{path}: y")]
-        digits = [str(digit) for digit in range(10)]
-        splits[split] = split_of_arrays(np.ascontiguousarray(images), labels, digits, path)
-    return splits
 
 
 def _svhn(name: str, description: str, files: tuple[str, ...]) -> Dataset:
     """SVHN with the splits of `files`, each a MATLAB file."""
-    needs = tuple((f"{split}_32x32.mat",) for split in files)
-    read = functools.partial(_read_digits, files=files)
+
+    def read_digits(path: Path, search_path: SearchPath) -> ClassSplit:
+        content = load_mat(path, "X", "y")
+        images = np.ascontiguousarray(np.moveaxis(content["X"], -1, 0))
+        # The digit 0 has the label 10.
+        labels = np.where(content["y"] == 10, 0, content["y"])
+        return split_of_arrays(path, images, labels, "0123456789")
+
+    needs = {split: f"{split}_32x32.mat" for split in files}
     return Dataset(
         name=name,
         description=description,
         classes=dict.fromkeys(files, 10),
-        layouts=(Layout("the MATLAB files of cropped digits", needs, read),),
+        layouts=(by_split("the MATLAB files of cropped digits", needs, read_digits),),
         image_shape=(32, 32, 3),
         source="Netzer et al., NIPS Workshop 2011, http://ufldl.stanford.edu/housenumbers/",
         images_of="svhn",
@@ -122,27 +89,21 @@ def _svhn(name: str, description: str, files: tuple[str, ...]) -> Dataset:
     )
 
 
-# --- STL-10 -------------------------------------------------------------------------------------
-
 _STL = Part("stl10_binary", ("stl10_binary.tar.gz",))
 _STL_FILES = ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "class_names.txt")
-_STL_BYTES = 3 * 96 * 96
 
 
 def _read_binary(search_path: SearchPath) -> dict[str, ClassSplit]:
     folder = _STL.locate(search_path, lambda member: member.rpartition("/")[2] in _STL_FILES)
     files = {name: inside(folder, name) for name in _STL_FILES}
-    names = read_names(files["class_names.txt"])
-    splits = {}
+    names, splits = read_names(files["class_names.txt"]), {}
     for split in ("train", "test"):
         path = files[f"{split}_X.bin"]
-        content = read_bytes(path, 2**30)
-        if len(content) % _STL_BYTES:
-            raise DamagedArchiveError(f"{path} is truncated: it has no {_STL_BYTES} bytes an image")
         # Red, green and blue planes in column-major order.
-        images = np.frombuffer(content, np.uint8).reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)
-        labels = np.frombuffer(read_bytes(files[f"{split}_y.bin"], 2**20), np.uint8)
-        splits[split] = split_of_arrays(images, labels.astype(np.int64) - 1, names, path)
+        content, size = np.fromfile(regular(path), np.uint8), 3 * 96 * 96
+        images = content[: len(content) // size * size].reshape(-1, 3, 96, 96)
+        labels = np.fromfile(regular(files[f"{split}_y.bin"]), np.uint8).astype(np.int64) - 1
+        splits[split] = split_of_arrays(path, images.transpose(0, 3, 2, 1), labels, names)
     return splits
 
 
@@ -165,14 +126,14 @@ DATASETS = (
         10,
         folder="cifar-10-batches-py",
         meta=("batches.meta", "label_names"),
-        labels="labels",
+        label="labels",
         files={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
     ),
     _cifar(
         100,
         folder="cifar-100-python",
         meta=("meta", "fine_label_names"),
-        labels="fine_labels",
+        label="fine_labels",
         files={"train": ("train",), "test": ("test",)},
     ),
     _svhn(

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from experiments.datasets.archives import MissingArchiveError
 from experiments.datasets.images import LONGEST, Encoding
-from experiments.datasets.layouts import Layout, SearchPath
-from experiments.datasets.splits import Split
+from experiments.datasets.layouts import Layout, SearchPath, class_folders
+
+TRAIN_TEST = {"train": ("train",), "test": ("test", "val")}
+"""Possible folder names of two splits."""
+TRAIN_VALIDATION_TEST = {
+    "train": ("train",),
+    "validation": ("val", "valid", "validation"),
+    "test": ("test",),
+}
+"""Possible folder names of three splits."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +59,8 @@ class Dataset:
     bits: int = 16
     """As in `encode`."""
     folders: tuple[str, ...] = (".",)
-    """Where in the manual directory the files may be: names of the data set's own folder, and `.`
-    for the directory itself."""
-    package: Path | None = None
-    """Where a package of the system has the files. They are read if the folders are empty."""
-    hint: str = ""
-    """More lines on where people have the files."""
+    """Where the files may be: names of the data set's own folder in the manual directory, `.` for
+    that directory itself, or an absolute path, where a package of the system has the files."""
     argument: str = ""
     """The name on the command line, where that is another one."""
     own: bool = False
@@ -79,29 +83,9 @@ class Dataset:
         height, width, channels = self.image_shape
         return height, LONGEST * width if self.whole else width, channels
 
-    @property
-    def own_folders(self) -> tuple[str, ...]:
-        """Possible names of the data set's own folder."""
-        return tuple(name for name in self.folders if name != ".")
-
-    def instructions(self) -> str:
-        """The required files of every layout; empty if the data set needs no files."""
-        if not any(layout.needs for layout in self.layouts):
-            return ""
-        own = [f"{name}/" for name in self.own_folders]
-        where = "its " + ("own folder, named " if len(own) > 1 else "") + " or ".join(own)
-        if "." in self.folders:
-            where = f"that directory or in {where}"
-        lines = [f"It needs one of the following, in {where}:"]
-        lines += [f"- {layout.describe()}" for layout in self.layouts]
-        return "\n".join(lines + [self.hint] * bool(self.hint))
-
-    def search_path(self, manual_dir: Path, scratch: Path) -> SearchPath:
+    def search_path(self, manual_dir: Path, scratch: Path = Path()) -> SearchPath:
         """The folders in which the files are looked up, below that of downloaded archives."""
-        folders = tuple(manual_dir / name for name in self.folders)
-        if self.package is not None and not any(f.is_dir() and any(f.iterdir()) for f in folders):
-            folders = (*folders, self.package)  # Files of both are never mixed.
-        return SearchPath(folders, scratch, self.own_folders)
+        return SearchPath(tuple(manual_dir / name for name in self.folders), scratch)
 
     def layout(self, search_path: SearchPath) -> Layout:
         """The first layout whose files all exist, unread.
@@ -114,25 +98,29 @@ class Dataset:
             missing = layout.missing(search_path)
             if not missing:
                 return layout
-            if any(search_path.find(*names) for names in layout.needs):
+            if len(missing) < len(layout.needs):
                 partial.append(f"Missing for {layout.title}: {'; '.join(missing)}.")
-        folders = search_path.folders[-1:] if "." in self.folders else search_path.folders
-        where = " or ".join(map(str, folders))
-        absent = "not all" if partial else "not"
-        message = f"{self.name} is not prepared, and its files are {absent} in {where}."
-        raise MissingArchiveError("\n".join([message, self.instructions(), *partial]))
+        where = " or ".join(map(str, search_path.folders))
+        lines = [f"{self.name} is not prepared. It needs one of the following, in {where}:"]
+        lines += [f"- {layout.describe()}" for layout in self.layouts]
+        raise MissingArchiveError("\n".join(lines + partial))
 
-    def read(self, search_path: SearchPath) -> Mapping[str, Split]:
+    def read(self, search_path: SearchPath) -> Mapping[str, Any]:
         """The images of every split, from the first complete layout."""
         return self.layout(search_path).read(search_path)
 
 
-photographs = functools.partial(
-    Dataset,
-    image_shape=(256, 256, 3),
-    resizable=True,
-    whole=True,
-    version="4.0.0",
-    encoding="jpeg",
-)
-"""A data set of photographs of any size, which are stored whole."""
+def photographs(
+    *,
+    layouts: tuple[Layout, ...],
+    folders: tuple[str, ...],
+    split_folders: Mapping[str, Sequence[str]] | None = None,
+    **more: Any,
+) -> Dataset:
+    """A data set of photographs of any size, stored whole; perhaps also in `class_folders`."""
+    if split_folders:
+        own = [name for name in folders if name != "."]
+        layouts = (*layouts, class_folders(own if "." in folders else ["."], split_folders))
+    options: dict[str, Any] = {"image_shape": (256, 256, 3), "resizable": True, "whole": True}
+    options |= {"version": "4.0.0", "encoding": "jpeg"} | more
+    return Dataset(layouts=layouts, folders=folders, **options)

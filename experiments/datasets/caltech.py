@@ -6,10 +6,10 @@ import hashlib
 import os
 from pathlib import Path
 
-from experiments.datasets.archives import DamagedArchiveError, extract
-from experiments.datasets.base import photographs
+from experiments.datasets.archives import extract
+from experiments.datasets.base import TRAIN_TEST, photographs
 from experiments.datasets.files import class_name, list_folders, list_images
-from experiments.datasets.layouts import TRAIN_TEST, Layout, Part, SearchPath, class_folders, inside
+from experiments.datasets.layouts import Layout, Part, SearchPath, inside
 from experiments.datasets.splits import ClassSplit, split_of_files
 
 _TITLE = "the images of Caltech, split by a fixed rule"
@@ -28,19 +28,16 @@ def _split(folder: Path, count: int, omit: str = "") -> dict[str, ClassSplit]:
     The order is that of a hash of class and file name. It is the same on every machine, and adding
     or removing one image moves at most one other image to the other split.
     """
-    splits: dict[str, dict[str, list[Path]]] = {"train": {}, "test": {}}
-    for path in list_folders(folder):
-        if path.name == omit:
-            continue
-        name, images = class_name(path), sorted(list_images(path), key=_order)
-        if len(images) <= count:
-            raise DamagedArchiveError(f"{path} has {len(images)} images, not more than {count}")
-        splits["train"][name], splits["test"][name] = images[:count], images[count:]
-    return {split: split_of_files(classes, folder) for split, classes in splits.items()}
 
+    def order(path: Path) -> bytes:
+        return hashlib.sha256(os.fsencode(f"{path.parent.name}/{path.name}")).digest()
 
-def _order(path: Path) -> bytes:
-    return hashlib.sha256(os.fsencode(f"{path.parent.name}/{path.name}")).digest()
+    folders = (path for path in list_folders(folder) if path.name != omit)
+    images = {class_name(path): sorted(list_images(path), key=order) for path in folders}
+    return {
+        split: split_of_files({name: files[part] for name, files in images.items()}, folder)
+        for split, part in (("train", slice(count)), ("test", slice(count, None)))
+    }
 
 
 def _read_101(search_path: SearchPath) -> dict[str, ClassSplit]:
@@ -57,7 +54,8 @@ DATASETS = (
         name="caltech101",
         description="9,144 photographs of 101 categories of objects and of background",
         classes={"train": 102, "test": 102},
-        layouts=(Layout(_TITLE, (_101.names,), _read_101), class_folders("caltech101", TRAIN_TEST)),
+        layouts=(Layout(_TITLE, (_101.names,), _read_101),),
+        split_folders=TRAIN_TEST,
         source="Fei-Fei et al., CVPR Workshop 2004, https://data.caltech.edu/records/mzrjq-6wc02",
         folders=("caltech101", "."),
     ),
@@ -71,8 +69,8 @@ DATASETS = (
                 (_256.names,),
                 lambda search_path: _split(_256.locate(search_path), 60, omit="257.clutter"),
             ),
-            class_folders("caltech256", TRAIN_TEST),
         ),
+        split_folders=TRAIN_TEST,
         source="Griffin et al., Caltech 2007, https://data.caltech.edu/records/nyy15-4j048",
         images_of="caltech101",
         folders=("caltech256", "."),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from experiments.datasets.archives import DamagedArchiveError
-from experiments.datasets.base import photographs
-from experiments.datasets.layouts import TRAIN_TEST, Layout, Part, SearchPath, class_folders
+from experiments.datasets.archives import names_file
+from experiments.datasets.base import TRAIN_TEST, photographs
+from experiments.datasets.layouts import Layout, Part, SearchPath
 from experiments.datasets.pickles import load_mat
-from experiments.datasets.readers import column, records
+from experiments.datasets.readers import relative
 from experiments.datasets.splits import ClassSplit, open_files
 
 _DEVKIT = ("car_devkit.tgz", "cars_devkit.tgz")
@@ -24,10 +24,7 @@ _TRAIN_IMAGES, _TEST_IMAGES = (
 
 
 def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
-    path = _META.locate(search_path)
-    names = column(load_mat(path, "class_names")["class_names"], str, f"{path}: class_names")
-    if len({*names}) < len(names):
-        raise DamagedArchiveError(f"{path} has a class twice")
+    names = load_mat(_META.locate(search_path), "class_names")["class_names"].tolist()
     train, test = _TRAIN.locate(search_path), search_path.get(*_TEST)
     return {
         "train": _read_list(train, names, _TRAIN_IMAGES.locate(search_path)),
@@ -35,13 +32,12 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
     }
 
 
+@names_file
 def _read_list(path: Path, names: list[str], folder: Path) -> ClassSplit:
-    content = load_mat(path, "annotations")
     classes: dict[str, list[Path]] = {name: [] for name in names}
-    for file, label in records(content, "annotations", path, fname=Path, **{"class": int}):
-        if not 1 <= label <= len(names):
-            raise DamagedArchiveError(f"{path}: the class {label} has no name")
-        classes[names[label - 1]].append(folder / PurePosixPath(file).name)
+    for image in load_mat(path, "annotations")["annotations"]:
+        file = PurePosixPath(relative(image["fname"], path)).name
+        classes[names[image["class"] - 1]].append(folder / file)
     return ClassSplit({name: sorted(of) for name, of in classes.items()}, open_files, path)
 
 
@@ -56,8 +52,8 @@ DATASETS = (
                 (_TRAIN_IMAGES.names, _TEST_IMAGES.names, _META.names, _TRAIN.names, _TEST),
                 _read,
             ),
-            class_folders("cars", TRAIN_TEST),
         ),
+        split_folders=TRAIN_TEST,
         source="Krause et al., 3dRR 2013, https://ai.stanford.edu/~jkrause/cars/car_dataset.html",
         folders=("stanford_cars", "cars", "."),
     ),

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
-from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.archives import names_file
 from experiments.datasets.base import photographs
 from experiments.datasets.layouts import Layout, Part, SearchPath
-from experiments.datasets.readers import multi_hot, read_json, records
+from experiments.datasets.readers import multi_hot, read_json, relative
 from experiments.datasets.splits import MultiLabelSplit, open_files
 
-_ENTRIES = ("images", "annotations", "categories")
-_FIELDS = frozenset({*_ENTRIES, "id", "file_name", "name", "image_id", "category_id"})
+_FIELDS = frozenset(
+    {"images", "annotations", "categories", "id", "file_name", "name", "image_id", "category_id"}
+)
 
 
 def _layout(year: int) -> Layout:
@@ -41,34 +41,27 @@ def _layout(year: int) -> Layout:
     return Layout(f"images and instance annotations of {year}", tuple(needs), read)
 
 
+@names_file
 def _read_instances(path: Path, folder: Path) -> MultiLabelSplit:
-    content = read_json(path, *_ENTRIES, object_hook=_without_outlines, most=2**30)
-    categories = dict(sorted(found := records(content, "categories", path, id=int, name=str)))
-    images = records(content, "images", path, file_name=Path, id=int)
-    files = {n: name for name, n in sorted((PurePosixPath(file).name, n) for file, n in images)}
-    if len(files) < len(images) or len(categories) < len(found):
-        raise DamagedArchiveError(f"{path} has an image or a category twice")
-    own: dict[int, set[int]] = {number: set() for number in files}
-    for image, category in records(content, "annotations", path, image_id=int, category_id=int):
-        if image not in own or category not in categories:
-            raise DamagedArchiveError(
-                f"{path}: an annotation refers to the missing image {image} or category {category}"
-            )
-        own[image].add(category)
-    targets, keys = multi_hot([*own.values()], [*categories], path), [*files.values()]
+    # Without the outlines of the instances, which are most of the file.
+    content = read_json(path, lambda entry: {n: v for n, v in entry.items() if n in _FIELDS})
+    categories = dict(sorted((entry["id"], entry["name"]) for entry in content["categories"]))
+    files = {entry["id"]: relative(entry["file_name"], path) for entry in content["images"]}
+    own: dict[int, set[int]] = {
+        number: set() for number in sorted(files, key=lambda n: PurePosixPath(files[n]).name)
+    }
+    for entry in content["annotations"]:
+        own[entry["image_id"]].add(entry["category_id"])
+    targets = multi_hot([*own.values()], [*categories])
+    keys = [folder / PurePosixPath(files[number]).name for number in own]
     labelled = np.flatnonzero(targets.any(axis=1))
     return MultiLabelSplit(
         names=tuple(categories.values()),
-        keys=[folder / keys[row] for row in labelled],
+        keys=[keys[row] for row in labelled],
         targets=targets[labelled],
         open=open_files,
         source=path,
     )
-
-
-def _without_outlines(entry: dict[str, Any]) -> dict[str, Any]:
-    """Drops the outlines of the instances, which are most of the file, while it is read."""
-    return {name: value for name, value in entry.items() if name in _FIELDS}
 
 
 # Images without an annotated object are left out, 702 of the 82,783 for training and 367 of the

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path, PurePosixPath
 
-from experiments.datasets.archives import DamagedArchiveError, MissingArchiveError, brief
-from experiments.datasets.base import photographs
-from experiments.datasets.files import class_name, list_folders, list_images
-from experiments.datasets.layouts import (
-    TRAIN_TEST,
-    Layout,
-    Part,
-    SearchPath,
-    by_split,
-    class_folders,
-    inside,
+from experiments.datasets.archives import (
+    DamagedArchiveError,
+    MissingArchiveError,
+    brief,
+    names_file,
 )
-from experiments.datasets.readers import column, read_json, read_names, relative
+from experiments.datasets.base import TRAIN_TEST, photographs
+from experiments.datasets.files import class_name, list_folders, list_images
+from experiments.datasets.layouts import Layout, Part, SearchPath, by_split, inside
+from experiments.datasets.readers import read_json, read_names, relative, text
 from experiments.datasets.splits import ClassSplit, split_of_files
 
 _ARCHIVES = ("CUB_200_2011.tgz", "CUB_200_2011.tar.gz")
@@ -26,14 +22,9 @@ _IMAGES = Part("CUB_200_2011/images", _ARCHIVES)
 _LISTS = {"base": "base.json", "validation": "val.json", "novel": "novel.json"}
 
 
+@names_file
 def _read_pairs(path: Path) -> dict[str, str]:
-    pairs = {}
-    for line in read_names(path):
-        number, _, value = line.partition(" ")
-        if not value or number in pairs:
-            raise DamagedArchiveError(f"{path}: no number and value, or one again: {brief(line)}")
-        pairs[number] = value
-    return pairs
+    return dict(line.split(maxsplit=1) for line in read_names(path))
 
 
 def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
@@ -42,11 +33,9 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
     chosen = _read_pairs(training)
     splits: dict[str, dict[str, list[Path]]] = {"train": {}, "test": {}}
     for number, name in _read_pairs(names).items():
-        file = PurePosixPath(relative(name, f"{names}, image {brief(number)}"))
-        if chosen.get(number) not in ("0", "1") or len(file.parts) != 2:
-            raise DamagedArchiveError(
-                f"{training} has no split for image {brief(number)}, or it is in no folder"
-            )
+        file = PurePosixPath(relative(name, names))
+        if chosen.get(number) not in ("0", "1"):
+            raise DamagedArchiveError(f"{training} has no split for the image {brief(number)}")
         split = "train" if chosen[number] == "1" else "test"
         splits[split].setdefault(file.parts[0], []).append(folder / "images" / file)
     return {split: split_of_files(classes, training) for split, classes in splits.items()}
@@ -56,43 +45,29 @@ def _few_shot_images(search_path: SearchPath) -> Path:
     return _IMAGES.locate(search_path, lambda name: f"{_IMAGES.path}/" in name)
 
 
+@names_file
 def _read_list(path: Path, search_path: SearchPath) -> ClassSplit:
-    images = _few_shot_images(search_path)
-    content = read_json(path, "label_names", "image_names", "image_labels")
-    names = column(content["label_names"], str, f"{path}: label_names")
-    files = column(content["image_names"], str, f"{path}: image_names")
-    labels = column(content["image_labels"], int, f"{path}: image_labels")
-    if len(labels) != len(files):
-        raise DamagedArchiveError(f"{path}: image_names and image_labels differ in length")
+    images, content = _few_shot_images(search_path), read_json(path)
     classes: dict[str, list[Path]] = {}
-    for index, (image, label) in enumerate(zip(files, labels, strict=True)):
-        if label >= len(names):
-            raise DamagedArchiveError(f"{path}: the label {label} has no name")
+    for image, label in zip(content["image_names"], content["image_labels"], strict=True):
         # The paths are absolute paths of the machine on which the list was created.
-        own = "/".join(PurePosixPath(image.replace("\\", "/")).parts[-2:])
-        file = relative(own, f"{path}: image_names, entry {index}")
-        classes.setdefault(names[label], []).append(images / file)
+        file = relative("/".join(image.replace("\\", "/").split("/")[-2:]), path)
+        classes.setdefault(text(content["label_names"][label], path), []).append(images / file)
     return split_of_files(classes, path)
 
 
 def _read_by_rule(search_path: SearchPath) -> dict[str, ClassSplit]:
     """The split of Chen et al., by the rule with which their script creates the lists."""
-    found = [name for name in _LISTS.values() if search_path.find(name) is not None]
-    if found:
-        absent = [name for name in _LISTS.values() if name not in found]
+    if found := search_path.find(*_LISTS.values()):
         raise MissingArchiveError(
-            f"{search_path.get(found[0])} exists, but not {' and '.join(absent)}; add the missing "
-            "lists, or remove the file to split the classes by number"
+            f"{found} exists, but not all of {', '.join(_LISTS.values())}; add the missing lists, "
+            "or remove the file to split the classes by number"
         )
     images = _few_shot_images(search_path)
     splits: dict[str, dict[str, list[Path]]] = {split: {} for split in _LISTS}
     for index, folder in enumerate(list_folders(images)):
-        number = re.match(r"(\d+)\.", folder.name)
-        if number is None or int(number[1]) != index + 1:
-            raise DamagedArchiveError(
-                f"{images}: the classes should be numbered from 001; {folder.name} is at position "
-                f"{index + 1}"
-            )
+        if not folder.name.startswith(f"{index + 1:03}."):
+            raise DamagedArchiveError(f"{images} has no class {index + 1:03}, but {folder.name}")
         split = "base" if index % 2 == 0 else "validation" if index % 4 == 1 else "novel"
         splits[split][class_name(folder)] = list_images(folder)
     return {split: split_of_files(classes, images) for split, classes in splits.items()}
@@ -103,10 +78,8 @@ DATASETS = (
         name="cub",
         description="11,788 photographs of 200 bird species (CUB-200-2011)",
         classes={"train": 200, "test": 200},
-        layouts=(
-            Layout("the archive of Wah et al.", (_CUB.names,), _read),
-            class_folders("cub", TRAIN_TEST),
-        ),
+        layouts=(Layout("the archive of Wah et al.", (_CUB.names,), _read),),
+        split_folders=TRAIN_TEST,
         source="Wah et al., 2011, https://www.vision.caltech.edu/datasets/cub_200_2011/",
         folders=("cub", "CUB", "."),
     ),

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.datasets.archives import DamagedArchiveError
-from experiments.datasets.base import photographs
-from experiments.datasets.layouts import (
-    TRAIN_VALIDATION_TEST,
-    Layout,
-    Part,
-    SearchPath,
-    class_folders,
-)
+from experiments.datasets.archives import reading
+from experiments.datasets.base import TRAIN_VALIDATION_TEST, photographs
+from experiments.datasets.layouts import Layout, Part, SearchPath
 from experiments.datasets.pickles import load_mat
-from experiments.datasets.readers import column
 from experiments.datasets.splits import ClassSplit, split_of_files
 
 _SPLITS = {"train": "trnid", "validation": "valid", "test": "tstid"}
@@ -24,22 +17,16 @@ _IDS = ("setid.mat",)
 
 
 def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
-    images, path, ids = (
-        _IMAGES.locate(search_path),
-        search_path.get(*_LABELS),
-        search_path.get(*_IDS),
-    )
-    labels = column(load_mat(path, "labels")["labels"], int, f"{path}: labels")
-    numbers = load_mat(ids, *_SPLITS.values())
-    splits = {}
+    images, ids = _IMAGES.locate(search_path), search_path.get(*_IDS)
+    labels = load_mat(search_path.get(*_LABELS), "labels")["labels"]
+    numbers, splits = load_mat(ids, *_SPLITS.values()), {}
     for split, variable in _SPLITS.items():
         classes: dict[str, list[Path]] = {}
-        for number in column(numbers[variable], int, f"{ids}: {variable}"):
-            if not 1 <= number <= len(labels):
-                raise DamagedArchiveError(f"{path} has no label for the image {number} of {ids}")
-            # The archive does not name the classes.
-            name = f"flower {labels[number - 1]:03}"
-            classes.setdefault(name, []).append(images / f"image_{number:05}.jpg")
+        with reading(ids, "list of images"):
+            for number in numbers[variable].tolist():
+                # The archive does not name the classes.
+                name = f"flower {labels[number - 1]:03}"
+                classes.setdefault(name, []).append(images / f"image_{number:05}.jpg")
         splits[split] = split_of_files(classes, ids)
     return splits
 
@@ -53,8 +40,8 @@ DATASETS = (
             Layout(
                 "the archive and files of Nilsback et al.", (_IMAGES.names, _LABELS, _IDS), _read
             ),
-            class_folders("flowers102", TRAIN_VALIDATION_TEST),
         ),
+        split_folders=TRAIN_VALIDATION_TEST,
         source="Nilsback and Zisserman, ICVGIP 2008, https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
         folders=("flowers-102", "flowers102", "."),
     ),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.datasets.archives import DamagedArchiveError, TarMember, brief, tar_members
+from experiments.datasets.archives import TarMember, names_file, reading, tar_members
 from experiments.datasets.base import Dataset, photographs
 from experiments.datasets.files import class_name, list_folders, list_images, read_folders
 from experiments.datasets.images import SourceImage
@@ -20,29 +21,21 @@ from experiments.datasets.layouts import (
     Part,
     SearchPath,
     by_split,
-    class_folders,
     inside,
     labelled_pickles,
 )
 from experiments.datasets.pickles import load_mat, load_pickle
-from experiments.datasets.readers import (
-    column,
-    entries,
-    pixels,
-    read_lines,
-    read_names,
-    read_table,
-    records,
-    relative,
-    text,
-)
+from experiments.datasets.readers import read_names, read_table, relative, text
 from experiments.datasets.splits import ClassSplit, Table, split_of_files, split_of_rows
 
 # --- ImageNet-1K --------------------------------------------------------------------------------
 
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
-_TRAIN = ("imagenet/train", f"{_KAGGLE}/train", "ILSVRC2012_img_train.tar")
-_TEST = ("imagenet/val", f"{_KAGGLE}/val", "ILSVRC2012_img_val.tar")
+_FOLDERS = ("imagenet", "ImageNet", "ILSVRC2012")
+_TRAIN, _TEST = (
+    (*(f"{own}/{part}" for own in (*_FOLDERS, _KAGGLE)), f"ILSVRC2012_img_{part}.tar")
+    for part in ("train", "val")
+)
 _DEVKIT = Part("ILSVRC2012_devkit_t12", ("ILSVRC2012_devkit_t12.tar.gz",))
 _SOLUTION = "LOC_val_solution.csv"
 
@@ -58,10 +51,6 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
     return splits
 
 
-def _open_members() -> Callable[[TarMember], SourceImage]:
-    return lambda member: SourceImage(member.read(), f"{member.archive}, {member.name}")
-
-
 def _read_train_tar(path: Path) -> ClassSplit:
     """Reads the tar file of training images, which contains one tar file per class."""
     classes: dict[str, list[TarMember]] = {}
@@ -73,21 +62,17 @@ def _read_train_tar(path: Path) -> ClassSplit:
 
 
 def _members(classes: dict[str, list[TarMember]], path: Path) -> ClassSplit:
-    ordered = {
-        name: sorted(classes[name], key=lambda member: member.name) for name in sorted(classes)
-    }
-    return ClassSplit(ordered, _open_members, path)
+    ordered = {name: sorted(classes[name], key=attrgetter("name")) for name in sorted(classes)}
+    return ClassSplit(
+        ordered, lambda: lambda member: SourceImage(member.read(), f"{path}, {member.name}"), path
+    )
 
 
+@names_file
 def _read_numbered(path: Path, class_of: dict[str, str]) -> ClassSplit:
     """Reads images named ILSVRC2012_val_00000001.JPEG and so on, in a folder or a tar file."""
     found: list[Any] = list_images(path) if path.is_dir() else tar_members(path)
     files = {Path(file.name).stem: file for file in found}
-    absent = sorted(set(class_of) - set(files))
-    if absent:
-        raise DamagedArchiveError(
-            f"{path} lacks {len(absent)} of {len(class_of)} images, for example {absent[0][:80]}"
-        )
     classes: dict[str, list[Any]] = {}
     for stem, name in class_of.items():
         classes.setdefault(name, []).append(files[stem])
@@ -98,24 +83,18 @@ def _validation_classes(search_path: SearchPath) -> dict[str, str]:
     """The class of every validation image, by file name without extension."""
     path = search_path.find(_SOLUTION, f"ILSVRC/{_SOLUTION}")
     if path is not None:
-        header, rows = read_table(path)
-        if len(header) != 2:
-            raise DamagedArchiveError(f"{path} should have lines like ILSVRC2012_val_1,n0144 1 1 9")
-        stem, prediction = header
-        return {
-            row[stem]: text(row[prediction].partition(" ")[0], f"{path}, line {number}")
-            for number, row in rows
-        }
+        _, rows = read_table(path, "imageid", "predictionstring")
+        return {r["imageid"]: text(r["predictionstring"].split(" ")[0], path) for _, r in rows}
     devkit = _DEVKIT.locate(search_path)
     path = inside(devkit, "data/meta.mat")
     truth = inside(devkit, "data/ILSVRC2012_validation_ground_truth.txt")
-    names = dict(records(load_mat(path, "synsets"), "synsets", path, ILSVRC2012_ID=int, WNID=str))
-    class_of = {}
-    for number, line in enumerate(read_names(truth), 1):
-        if not re.fullmatch(r"\d{1,9}", line) or int(line) not in names:
-            raise DamagedArchiveError(f"{truth}, line {number}: unknown class {brief(line)}")
-        class_of[f"ILSVRC2012_val_{number:08}"] = names[int(line)]
-    return class_of
+    with reading(truth, f"list of classes of {path}"):
+        synsets = load_mat(path, "synsets")["synsets"]
+        names = {synset["ILSVRC2012_ID"]: text(synset["WNID"], path) for synset in synsets}
+        return {
+            f"ILSVRC2012_val_{number:08}": names[int(line)]
+            for number, line in enumerate(read_names(truth), 1)
+        }
 
 
 # --- ImageNet-200 -------------------------------------------------------------------------------
@@ -129,12 +108,10 @@ def _read_tiny(search_path: SearchPath) -> dict[str, ClassSplit]:
     classes = list_folders(inside(folder, "train"))
     train = {class_name(path): list_images(path / "images") for path in classes}
     test: dict[str, list[Path]] = {}
-    for number, line in enumerate(read_lines(annotations), 1):
-        file, name, *_ = [*line.split("\t"), "", ""]
-        place = f"{annotations}, line {number}"
-        if not name or "/" in relative(file, place):
-            raise DamagedArchiveError(f"{place}: expected an image and a class, got {brief(line)}")
-        test.setdefault(text(name, place), []).append(images / file)
+    with reading(annotations, "list of images"):
+        for line in read_names(annotations):
+            file, name, *_ = line.split("\t")
+            test.setdefault(name, []).append(images / relative(file, annotations))
     return {
         "train": split_of_files(train, folder / "train"),
         "test": split_of_files(test, annotations),
@@ -153,26 +130,19 @@ _PHASES = {
 
 
 def _read_list(path: Path, search_path: SearchPath) -> ClassSplit:
-    images, (header, rows) = search_path.get("images"), read_table(path)
-    classes: dict[str, list[Path]] = {}
-    if not {"filename", "label"} <= {*header}:
-        raise DamagedArchiveError(f"{path} should start with the line filename,label")
-    for number, row in rows:
-        file = relative(row["filename"], f"{path}, line {number}: filename")
-        label = text(row["label"], f"{path}, line {number}: label")
-        classes.setdefault(label, []).append(images / Path(file).name)
+    images, classes = search_path.get("images"), dict[str, list[Path]]()
+    for number, row in read_table(path, "filename", "label")[1]:
+        place = f"{path}, line {number}"
+        file = Path(relative(row["filename"], place)).name
+        classes.setdefault(text(row["label"], place), []).append(images / file)
     return split_of_files(classes, path)
 
 
+@names_file
 def _read_cache(path: Path, search_path: SearchPath) -> ClassSplit:
-    def load() -> dict:
-        return entries(load_pickle(path), path, "image_data", "class_dict")
-
-    classes = {
-        text(name, f"{path}: class_dict"): column(rows, int, f"{path}: class_dict")
-        for name, rows in entries(load()["class_dict"], path).items()
-    }
-    return split_of_rows(classes, lambda: pixels(load()["image_data"], path), path)
+    rows = load_pickle(path, "image_data", "class_dict")["class_dict"]
+    classes = {text(name, path): [*map(int, of)] for name, of in rows.items()}
+    return split_of_rows(classes, lambda: load_pickle(path)["image_data"], path)
 
 
 # --- tiered-ImageNet ------------------------------------------------------------------------------
@@ -183,52 +153,44 @@ _NEEDS = tuple(
 
 
 def _read_pickles(search_path: SearchPath) -> dict[str, ClassSplit]:
-    labels, names = {}, {}
-    for split, part in FEW_SHOT_PARTS.items():
-        labels[split], names[split] = _read_labels(search_path.get(f"{part}_labels.pkl"), split)
+    found = {
+        split: _read_labels(search_path.get(f"{part}_labels.pkl"), split)
+        for split, part in FEW_SHOT_PARTS.items()
+    }
     # ImageNet has two classes named crane and two named maillot.
-    times = Counter(name for of_split in names.values() for name in of_split)
+    times = Counter(name for names, _ in found.values() for name in names)
     splits = {}
-    for split, part in FEW_SHOT_PARTS.items():
+    for split, (names, labels) in found.items():
         classes = {
             name if times[name] == 1 else f"{name} ({split} {label})": np.flatnonzero(
-                labels[split] == label
+                labels == label
             ).tolist()
-            for label, name in enumerate(names[split])
+            for label, name in enumerate(names)
         }
-        path = search_path.get(f"{part}_images_png.pkl")
-        splits[split] = split_of_rows(classes, _loader(path, len(labels[split])), path)
+        path = search_path.get(f"{FEW_SHOT_PARTS[split]}_images_png.pkl")
+        splits[split] = split_of_rows(classes, partial(_load_encoded, path), path)
     return splits
 
 
-def _read_labels(path: Path, split: str) -> tuple[np.ndarray, list[str]]:
-    content = entries(load_pickle(path), path, "label_specific")
-    labels = np.array(column(content["label_specific"], int, f"{path}: label_specific"), np.int64)
-    count = int(labels.max(initial=-1)) + 1
-    names = column(content.get("label_specific_str", ()), str, f"{path}: label_specific_str")
-    if not names and count <= len(labels):
-        names = [f"{split} class {label:03}" for label in range(count)]
+@names_file
+def _read_labels(path: Path, split: str) -> tuple[list[str], np.ndarray]:
+    content = load_pickle(path, "label_specific")
+    labels = np.array(content["label_specific"], np.int64)
+    count = int(labels.max()) + 1
+    names = [text(name, path) for name in content.get("label_specific_str", ())]
+    names = names or [f"{split} class {label:03}" for label in range(count)]
     if count > len(names):
-        raise DamagedArchiveError(f"{path} names {len(names)} classes, and has other labels")
-    return labels, names
+        raise ValueError(f"it names {len(names)} classes, and has other labels")
+    return names, labels
 
 
-def _loader(path: Path, count: int) -> Callable[[], Table]:
-    def load() -> Table:
-        images = load_pickle(path)
-        several = isinstance(images, list | tuple) or (
-            isinstance(images, np.ndarray) and images.ndim
-        )
-        if not several or len(images) != count:
-            raise DamagedArchiveError(
-                f"{path} should have an encoded image for each of {count} labels"
-            )
-        # A string would be opened as a path.
-        if not all(isinstance(image, bytes | np.ndarray) for image in images):
-            raise DamagedArchiveError(f"{path} has an image that is neither bytes nor an array")
-        return images
-
-    return load
+@names_file
+def _load_encoded(path: Path) -> Table:
+    images = load_pickle(path)
+    # A string would be opened as a path.
+    if not all(isinstance(image, bytes | np.ndarray) for image in images):
+        raise ValueError("it has an image that is neither bytes nor an array")
+    return images
 
 
 DATASETS = (
@@ -243,26 +205,24 @@ DATASETS = (
                 "the archives of the challenge, or the folders of Kaggle",
                 (_TRAIN, _TEST, (*_DEVKIT.names, _SOLUTION, f"ILSVRC/{_SOLUTION}")),
                 _read,
-                by_class=(_TRAIN,),
             ),
-            class_folders("imagenet", {"train": ("train",), "test": ("val", "validation")}),
         ),
+        split_folders={"train": ("train",), "test": ("val", "validation")},
         source="Russakovsky et al., IJCV 2015, https://www.image-net.org/challenges/LSVRC/2012/",
-        folders=("imagenet", "ImageNet", "ILSVRC2012", "."),
+        folders=(*_FOLDERS, "."),
     ),
-    Dataset(
+    photographs(
         name="imagenet200",
         description="110,000 photographs of 200 classes of ImageNet (Tiny ImageNet; test: its "
         "validation images), 64×64",
         classes={"train": 200, "test": 200},
-        layouts=(
-            Layout("the archive of Tiny ImageNet", (_TINY.names,), _read_tiny),
-            class_folders("imagenet200", {"train": ("train",), "test": ("val", "test")}),
-        ),
+        layouts=(Layout("the archive of Tiny ImageNet", (_TINY.names,), _read_tiny),),
+        split_folders={"train": ("train",), "test": ("val", "test")},
         image_shape=(64, 64, 3),
+        whole=False,
+        encoding="png",
         source="Le and Yang, Stanford 2015, http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         images_of="imagenet",
-        resizable=True,
         version="3.0.0",  # As version 4 of photographs.
         folders=("imagenet200", "."),
     ),

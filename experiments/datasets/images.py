@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import threading
+import itertools
+import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,25 +18,24 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from experiments.core.storage import regular
-from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.archives import DamagedArchiveError, reading
 
 Encoding = Literal["png", "jpeg"]
 
 LONGEST = 2
 """The longer side of a photograph that is stored whole, relative to the size of the data set."""
 
-LARGEST = 2**26
-"""The most pixels of an image that is read, and of all that are decoded at a time."""
-_MOST_BYTES = 8 * LARGEST  # Of a file: more than any of so many pixels needs.
-Image.MAX_IMAGE_PIXELS = LARGEST // 2  # Pillow refuses twice as many, and warns below that.
+Image.init()
+Image.MAX_IMAGE_PIXELS = 2**25  # Pillow refuses twice as many, 64 megapixels, and warns below that.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-# Blocks of a large image go back to the system; of smaller blocks, every thread would keep some.
-Image.core.set_block_size(2**26)
+# Of damaged EXIF data, a line for each entry; the pixels are read all the same.
+warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
 
-_FORMATS = (
+_KNOWN = (
     *("JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "DIB", "PPM", "JPEG2000", "AVIF"),
     *("ICO", "PCX", "QOI", "SGI", "SUN", "TGA"),
 )
+_FORMATS = [name for name in _KNOWN if name in Image.OPEN]
 """The formats of images that are read, whatever the extension says. Others of Pillow's start a
 program (EPS), open what is inside a file in any format (IPTC), or are not those of photographs."""
 
@@ -51,16 +52,9 @@ class SourceImage:
 
 
 @functools.cache
-def _image_formats() -> tuple[str, ...]:
-    """Of `_FORMATS`, those that this Pillow reads."""
-    Image.init()
-    return tuple(name for name in _FORMATS if name in Image.OPEN)
-
-
-@functools.cache
 def image_extensions() -> frozenset[str]:
     """The extensions of the images that are read, in lower case."""
-    read = {*_image_formats(), "MPO"}  # Stereo photographs are opened as JPEG.
+    read = {*_FORMATS, "MPO"}  # Stereo photographs are opened as JPEG.
     return frozenset(end for end, name in Image.registered_extensions().items() if name in read)
 
 
@@ -75,23 +69,27 @@ def encode(
 ) -> bytes:
     """Converts an image to the size of the data set, upright and opaque, and encodes it.
 
-    An image of the right size is not resized; with PNG its pixels are unchanged. Any other image is
-    resized (bilinear, with antialiasing) and cropped at the centre. With `whole`, nothing is
-    cropped or enlarged: the shorter side becomes `shape[0]` pixels long, or less if the longer one
-    would exceed `LONGEST` times as many. JPEG has quality 95 and no chroma subsampling.
-    `background` and `bits` are those of `_decoded`.
+    Pixels of an image of the right size stay. Any other is resized (bilinear, with antialiasing)
+    and cropped at the centre. With `whole`, nothing is cropped or enlarged: the shorter side
+    becomes `shape[0]` pixels long, or less if the longer one would exceed `LONGEST` times as many.
+    JPEG has quality 95 and no chroma subsampling. `background` and `bits` are those of `_decoded`.
     """
     height, width, channels = shape
     with _opened(image, height) as opened:
         decoded = _decoded(opened, channels, background, bits)
         if whole:
-            size = _whole_size(*decoded.size, height)
-            if size != decoded.size:
-                decoded = decoded.resize(size, Image.Resampling.BILINEAR)
-        elif decoded.size != (width, height):
+            shorter, longer = sorted(decoded.size)
+            if shorter > height:
+                shorter, longer = height, longer * height // shorter
+            if longer > LONGEST * height:
+                shorter, longer = max(1, shorter * LONGEST * height // longer), LONGEST * height
+            size = (shorter, longer) if decoded.width < decoded.height else (longer, shorter)
+        else:
             scale = max(width / decoded.width, height / decoded.height)
             size = round(decoded.width * scale), round(decoded.height * scale)
+        if size != decoded.size:
             decoded = decoded.resize(size, Image.Resampling.BILINEAR)
+        if not whole:
             left, top = (decoded.width - width) // 2, (decoded.height - height) // 2
             decoded = decoded.crop((left, top, left + width, top + height))
     buffer = io.BytesIO()
@@ -102,112 +100,56 @@ def encode(
     return buffer.getvalue()
 
 
-class Damaged:
-    """Collects the images that cannot be read, so that one error names all of them."""
+def of_every_image(action: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """The results of an action for all images, in order; several threads take part.
 
-    def __init__(self):
-        self.errors: list[str] = []
+    Damaged images are left out. At the end, one `DamagedArchiveError` has their number and the
+    first of them.
+    """
+    errors: list[str] = []
+    rest = iter(items)
 
-    def __enter__(self) -> None:
-        pass
+    def run(item: Any) -> Any:
+        try:
+            return action(item)
+        except DamagedArchiveError as error:
+            errors.append(str(error))
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        if isinstance(error, DamagedArchiveError):
-            self.errors.append(str(error))
-        return isinstance(error, DamagedArchiveError)
-
-    def check(self, count: int) -> None:
-        """Raises a `DamagedArchiveError` if there were any among so many images."""
-        if self.errors:
-            shown = "; ".join(sorted(self.errors)[:10]) + "; …" * (len(self.errors) > 10)
-            few = f"{len(self.errors)} of {count} images cannot be read; repair or delete them: "
-            raise DamagedArchiveError(few * (len(self.errors) > 1) + shown)
-
-
-def _whole_size(width: int, height: int, side: int) -> tuple[int, int]:
-    """Width and height of a photograph as it is stored whole; lengths are rounded down."""
-    shorter, longer = sorted((width, height))
-    if shorter > side:
-        shorter, longer = side, longer * side // shorter
-    if longer > LONGEST * side:
-        shorter, longer = max(1, shorter * LONGEST * side // longer), LONGEST * side
-    return (shorter, longer) if width < height else (longer, shorter)
+    # Pillow releases the GIL while it decodes, resizes and encodes.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        while chunk := list(itertools.islice(rest, 256)):
+            yield from (result for result in pool.map(run, chunk) if result is not None)
+    if errors:
+        shown = "; ".join(sorted(errors)[:3]) + "; …" * (len(errors) > 3)
+        few = f"{len(errors)} images cannot be read; repair or delete them: "
+        raise DamagedArchiveError(few * (len(errors) > 1) + shown)
 
 
 @contextlib.contextmanager
 def _opened(image: SourceImage, side: int = 0) -> Iterator[Image.Image]:
-    """Opens an image, which is decoded in the context; the one way from a file to an image.
-
-    Whatever goes wrong in the context is a `DamagedArchiveError` that has the image's source.
-    """
-    content, start = image.content, b""
-    try:
-        if callable(content):
-            content = content(side)
+    """Opens an image, which is decoded in the context; the one way from a file to an image."""
+    with reading(image.source, "image"):  # Pillow's decoders raise almost any error.
+        content = image.content(side) if callable(image.content) else image.content
         if isinstance(content, np.ndarray) and content.ndim == 3 and content.shape[-1] in (1, 3):
             yield Image.fromarray(content[..., 0] if content.shape[-1] == 1 else content)
             return
         if isinstance(content, np.ndarray):  # An encoded image, as OpenCV returns it.
             content = content.tobytes()
-        with (
-            io.BytesIO(content) if isinstance(content, bytes) else regular(content).open("rb") as f
-        ):
-            if f.seek(0, io.SEEK_END) > _MOST_BYTES:
-                raise ValueError(f"it has more than {_MOST_BYTES:,} bytes; resize it")
-            f.seek(0)
-            start = f.read(12)
-            f.seek(0)
-            with Image.open(f, formats=_image_formats()) as opened, _in_turn(_size(opened)):
-                yield opened
-    except DamagedArchiveError:
-        raise
-    except Exception as error:  # Pillow's decoders raise almost any on a damaged file.
-        why = "it is HEIC; convert it to JPEG" if start[4:10] in (b"ftyphe", b"ftypmi") else error
-        if isinstance(error, Image.DecompressionBombError):
-            why = f"it has more than {LARGEST:,} pixels; resize it"
-        raise DamagedArchiveError(f"{image.source} is not a readable image: {why}") from error
-
-
-def _size(image: Image.Image) -> int:
-    """The most pixels that are decoded at once: of the image, of a tile of a TIFF, in an icon."""
-    tags = getattr(image, "tag_v2", {})
-    size = max(image.width * image.height, int(tags.get(322, 0)) * int(tags.get(323, 0)))
-    if size > LARGEST:
-        raise Image.DecompressionBombError
-    return LARGEST if image.format == "ICO" else size
-
-
-_decoding, _room = threading.Condition(), LARGEST
-
-
-@contextlib.contextmanager
-def _in_turn(size: int) -> Iterator[None]:
-    """Waits until the images that other threads decode leave room for so many pixels.
-
-    Those of less than a megapixel do not wait.
-    """
-    global _room
-    size = 0 if size < 2**20 else size
-    with _decoding:
-        _decoding.wait_for(lambda: _room >= size)
-        _room -= size
-    try:
-        yield
-    finally:
-        with _decoding:
-            _room += size
-            _decoding.notify_all()
+        file = io.BytesIO(content) if isinstance(content, bytes) else regular(content)
+        with Image.open(file, formats=_FORMATS) as opened:
+            yield opened
 
 
 def _decoded(image: Image.Image, channels: int, background: str, bits: int) -> Image.Image:
     """Decodes an opened image, which changes: 8 bits a channel, turned upright, and opaque.
 
-    It takes at most 12 bytes a pixel. Transparent images are laid on the colour `background`: what
-    a file hides under transparent pixels is arbitrary. Of greys of 16 bits of which the file states
-    nothing, the lower `bits` count.
+    Transparent images are laid on the colour `background`: what a file hides under transparent
+    pixels is arbitrary. Of greys of 16 bits of which the file states nothing, the lower `bits`
+    count.
     """
     image.load()
-    white, inverted = _range_of_greys(image, bits)
+    white = _white(image, bits)
+    inverted = white is not None and getattr(image, "tag_v2", {}).get(262) == 0
     image.getexif()
     transparency = image.info.get("transparency")
     # Pillow now knows the orientation. The rest is neither stored nor converted: damaged EXIF data
@@ -217,11 +159,8 @@ def _decoded(image: Image.Image, channels: int, background: str, bits: int) -> I
     if white is not None:
         levels = np.asarray(image).astype(np.uint32)
         opaque = None if transparency is None else levels != transparency  # A level.
-        np.minimum(levels, white, out=levels)
-        levels *= 255
-        levels += white // 2
-        levels //= white
-        image = Image.fromarray((255 - levels if inverted else levels).astype(np.uint8))
+        levels = ((255 * np.minimum(levels, white) + white // 2) // white).astype(np.uint8)
+        image = Image.fromarray(255 - levels if inverted else levels)
         if opaque is not None:
             image.putalpha(Image.fromarray(opaque.astype(np.uint8) * 255))
     elif transparency is not None:
@@ -249,7 +188,7 @@ def inspect_image(image: SourceImage) -> Inspected:
     with _opened(image) as opened:
         transparent, largest = opened.has_transparency_data, 0
         deep = opened.mode.startswith("I;16")
-        if deep and opened.format in ("PNG", "TIFF") and _range_of_greys(opened, 0)[0] == 0:
+        if deep and opened.format in ("PNG", "TIFF") and _white(opened, 0) == 0:
             levels = np.asarray(opened)
             opaque = levels[levels != opened.info.get("transparency", -1)]
             transparent, largest = opaque.size < levels.size, int(opaque.max(initial=0))
@@ -259,23 +198,21 @@ def inspect_image(image: SourceImage) -> Inspected:
         return Inspected(min(opened.size), grey, transparent, largest)
 
 
-def _range_of_greys(image: Image.Image, bits: int) -> tuple[int | None, bool]:
-    """The white of greys with more than 8 bits, None for other images; and whether 0 is white.
+def _white(image: Image.Image, bits: int) -> int | None:
+    """The white of greys with more than 8 bits; None for other images.
 
     `bits` count where the format does not say how many of 16 do. Raises a ValueError for greys of
     32 bits, as no format states their white.
     """
     if image.mode.startswith("I;16") and image.format == "TIFF":
-        tags: Any = image.tag_v2  # pyright: ignore[reportAttributeAccessIssue]
-        stated, photometric = tags.get(258, (16,))[0], tags.get(262, 1)
-        return 2 ** (bits if stated == 16 else stated) - 1, photometric == 0
+        stated = image.tag_v2.get(258, (16,))[0]  # pyright: ignore[reportAttributeAccessIssue]
+        return 2 ** (bits if stated == 16 else stated) - 1
     # Pillow scales those of JPEG 2000 and PGM to 16 bits.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return 2 ** (bits if image.format == "PNG" else 16) - 1, False
+        return 2 ** (bits if image.format == "PNG" else 16) - 1
     if image.mode in ("I", "F"):
-        kind = "integers" if image.mode == "I" else "floats"
         raise ValueError(
-            f"its greys are {kind} (mode {image.mode}), and nothing states which of them is white; "
-            "convert it to 8 or 16 bits"
+            f"nothing states which of its greys (mode {image.mode}) is white; convert it to 8 or "
+            "16 bits"
         )
-    return None, False
+    return None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.archives import names_file, reading
 from experiments.datasets.base import photographs
 from experiments.datasets.layouts import Layout, Part, SearchPath, class_folders, inside
 from experiments.datasets.pickles import load_torch_list
-from experiments.datasets.readers import column, read_json, records
+from experiments.datasets.readers import read_json, relative, text
 from experiments.datasets.splits import ClassSplit, split_of_files
 
 _IMAGES = Part("train_val_images", ("train_val_images.tar.gz", "train_val2017.tar.gz"))
@@ -24,22 +24,13 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
     path = search_path.get(*_BOXES)
     if path.suffix == ".zip":
         path = inside(search_path.extract(path), _BOXES[0])
-    content = read_json(path, "annotations", "images", "categories", most=2**30)
-    species = dict(records(content, "categories", path, id=int, name=str))
-    files = dict(records(content, "images", path, id=int, file_name=Path))
-    boxed: dict[int, dict[str, None]] = {}
-    for image, category in records(content, "annotations", path, image_id=int, category_id=int):
-        if image not in files:
-            raise DamagedArchiveError(f"{path} has an annotation of the unknown image {image}")
-        boxed.setdefault(category, {})[files[image]] = None
+    species, boxed = _read_boxes(path)
     splits: dict[str, dict[str, list[str]]] = {}
     for split, names in _CATEGORIES.items():
-        splits[split], listed = {}, search_path.get(*names)
-        for category in column(load_torch_list(listed), int, listed):
-            if category not in species:
-                raise DamagedArchiveError(f"{listed}: {path} has no class {category}")
-            splits[split][species[category]] = [*boxed.get(category, ())]
-    needed = {name for classes in splits.values() for names in classes.values() for name in names}
+        listed = search_path.get(*names)
+        with reading(listed, f"list of categories of {path.name}"):
+            splits[split] = {species[n]: [*boxed.get(n, ())] for n in load_torch_list(listed)}
+    needed = {file for classes in splits.values() for files in classes.values() for file in files}
     # The names of files in the annotations include the folder of the images.
     images = _IMAGES.locate(search_path, lambda name: PurePosixPath(name).as_posix() in needed)
     return {
@@ -49,6 +40,18 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
         )
         for split, classes in splits.items()
     }
+
+
+@names_file
+def _read_boxes(path: Path) -> tuple[dict[int, str], dict[int, dict[str, None]]]:
+    """The name of every category, and its images, each once and in order."""
+    content = read_json(path)
+    species = {entry["id"]: text(entry["name"], path) for entry in content["categories"]}
+    files = {entry["id"]: relative(entry["file_name"], path) for entry in content["images"]}
+    boxed: dict[int, dict[str, None]] = {}
+    for entry in content["annotations"]:
+        boxed.setdefault(entry["category_id"], {})[files[entry["image_id"]]] = None
+    return species, boxed
 
 
 DATASETS = (
@@ -63,7 +66,7 @@ DATASETS = (
                 _read,
             ),
             # As FRN's script prepares the images.
-            class_folders("meta_iNat", {"base": ("train",), "novel": ("test",)}),
+            class_folders(["meta_iNat"], {"base": ("train",), "novel": ("test",)}),
         ),
         image_shape=(84, 84, 3),
         encoding="png",

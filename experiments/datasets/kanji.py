@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from experiments.datasets.archives import DamagedArchiveError, MissingArchiveError
+from experiments.datasets.archives import MissingArchiveError
 from experiments.datasets.base import Dataset
 from experiments.datasets.images import SourceImage
 from experiments.datasets.layouts import Layout, SearchPath
@@ -38,24 +39,20 @@ _KVG = "{http://kanjivg.tagaini.net}"
 _SIDE = 109
 _STROKE = 5.0  # KanjiVG's 3 would be less than one pixel at 32×32.
 _OVERSAMPLING = 4
-_TOKEN = r"[A-Za-z]|[-+]?(?:\d+\.?\d*|\.\d+)"
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)"
 
 
 # --- The package --------------------------------------------------------------------------------
 
 
 def _folder() -> Path:
-    try:
+    with contextlib.suppress(PackageNotFoundError):
         folder = Path(str(distribution(_PACKAGE).locate_file("kanji")))
-    except PackageNotFoundError:
-        raise MissingArchiveError(
-            f"kanji data sets need the package {_PACKAGE}, which is not installed: {_INSTALL}"
-        ) from None
-    if not folder.is_dir():
-        raise MissingArchiveError(
-            f"the package {_PACKAGE} has no folder {folder}; reinstall it: {_INSTALL}"
-        )
-    return folder
+        if folder.is_dir():
+            return folder
+    raise MissingArchiveError(
+        f"kanji data sets need the package {_PACKAGE}, which is not installed: {_INSTALL}"
+    )
 
 
 def _character(path: Path) -> str:
@@ -100,9 +97,7 @@ def _read(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
     splits = {}
     for split, tenths in _SPLITS.items():
         chosen = [path for path in components if _tenth(characters[path]) in tenths]
-        targets = multi_hot(
-            [components[path].intersection(names) for path in chosen], names, folder
-        )
+        targets = multi_hot([components[path].intersection(names) for path in chosen], names)
         splits[split] = MultiLabelSplit(names, chosen, targets, _drawer, folder)
     return splits
 
@@ -141,17 +136,8 @@ def _drawer() -> Callable[[Path], SourceImage]:
 
 
 def _draw(path: Path, size: int) -> np.ndarray:
-    try:
-        strokes = [[*_points(stroke.get("d", ""))] for stroke in read_xml(path).iter(f"{_SVG}path")]
-    except (ValueError, IndexError) as error:
-        if isinstance(error, DamagedArchiveError):
-            raise
-        raise DamagedArchiveError(f"{path} has a stroke that cannot be read: {error}") from error
-    return draw_strokes(strokes, size)
-
-
-def draw_strokes(strokes: list[list[complex]], size: int) -> np.ndarray:
-    """Draws white strokes with round ends on black, from points x + iy from 0 to 109."""
+    """Draws white strokes with round ends on black."""
+    strokes = [[*_points(stroke.get("d", ""))] for stroke in read_xml(path).iter(f"{_SVG}path")]
     side = _OVERSAMPLING * size
     scale = side / _SIDE
     radius = _STROKE * scale / 2
@@ -171,40 +157,24 @@ def draw_strokes(strokes: list[list[complex]], size: int) -> np.ndarray:
 
 
 def _points(path: str) -> Iterator[complex]:
-    """The points x + iy along an SVG path of moves and cubic curves.
-
-    Raises:
-      ValueError: The path has another command, or a coordinate that is not a number.
-      IndexError: The path is incomplete.
-    """
-    tokens = re.findall(_TOKEN, path)
-    here, control, command, at = 0j, 0j, "", 0
-
-    def take() -> complex:
-        nonlocal at
-        at += 2
-        point = complex(float(tokens[at - 2]), float(tokens[at - 1]))
-        if abs(point) > 4 * _SIDE or abs(here) > 4 * _SIDE:
-            raise ValueError(f"the point {point} is far outside")
-        return point
-
-    while at < len(tokens):
-        if tokens[at].isalpha():
-            command = tokens[at]
-            at += 1
-        origin = here if command.islower() else 0j
-        if command in ("M", "m") and not control:
-            here = origin + take()
-            control = here
-            yield here
-        elif command in ("C", "c", "S", "s"):
+    """The points x + iy along an SVG path of moves and cubic curves."""
+    here, control = 0j, 0j
+    for command, rest in re.findall("([A-Za-z])([^A-Za-z]*)", path):
+        numbers = [*map(float, re.findall(_NUMBER, rest))]
+        points = [complex(x, y) for x, y in zip(numbers[::2], numbers[1::2], strict=True)]
+        if not points or command not in "MmCcSs":
+            raise ValueError(f"unexpected command {command!r} in {path!r}")
+        while points:
+            origin = here if command.islower() else 0j
+            if command in "Mm":
+                here = control = origin + points.pop(0)
+                yield here
+                continue
             # A smooth curve continues in the direction in which the previous one ended.
-            first = origin + take() if command in "Cc" else 2 * here - control
-            control, end = origin + take(), origin + take()
+            first = origin + points.pop(0) if command in "Cc" else 2 * here - control
+            control, end = origin + points.pop(0), origin + points.pop(0)
             yield from _curve(here, first, control, end)
             here = end
-        else:
-            raise ValueError(f"unexpected command {command!r} in {path!r}")
 
 
 def _curve(a: complex, b: complex, c: complex, d: complex) -> Iterator[complex]:

@@ -8,21 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from experiments.datasets.archives import DamagedArchiveError, MissingArchiveError, extract
-from experiments.datasets.files import list_folders, list_images, read_folders
+from experiments.datasets.files import read_folders
 from experiments.datasets.splits import Split, split_of_pickle
 
 FEW_SHOT_PARTS = {"base": "train", "validation": "val", "novel": "test"}
 """The names that most distributions of few-shot data sets give their splits."""
 PARTS = {"train": "train", "validation": "val", "test": "test"}
 """Those of other data sets."""
-TRAIN_TEST = {"train": ("train",), "test": ("test", "val")}
-"""Possible folder names of two splits."""
-TRAIN_VALIDATION_TEST = {
-    "train": ("train",),
-    "validation": ("val", "valid", "validation"),
-    "test": ("test",),
-}
-"""Possible folder names of three splits."""
+Keep = Callable[[str], bool]
+"""Whether a member of an archive, by its name, is extracted."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +27,11 @@ class SearchPath:
     """The folders, in the order of the search."""
     scratch: Path
     """Archives are extracted here. The folder is removed once the data set is prepared."""
-    own_folders: tuple[str, ...] = ()
-    """Possible names of the data set's own folder."""
 
     def find(self, *names: str) -> Path | None:
-        """The first of alternative files or folders that exists; paths relative to the folders.
-
-        If the first part of a path is a name of the data set's own folder, all names are tried.
-        """
-        for name, folder in itertools.product(names, self.folders):
-            first, slash, rest = name.partition("/")
-            own = self.own_folders if slash and first in self.own_folders else (first,)
-            for path in (folder / f"{one}{slash}{rest}" for one in own):
-                if _is_there(path):
-                    return path
-        return None
+        """The first of alternative files or folders that exists; paths relative to the folders."""
+        places = (folder / name for name, folder in itertools.product(names, self.folders))
+        return next(filter(_is_there, places), None)
 
     def get(self, *names: str) -> Path:
         """As `find`; raises a `MissingArchiveError` where none exists."""
@@ -56,9 +40,9 @@ class SearchPath:
             raise MissingArchiveError(f"no {' or '.join(names)} in {self.folders[-1]}")
         return path
 
-    def extract(self, archive: Path, keep: Callable[[str], bool] | None = None) -> Path:
+    def extract(self, archive: Path, keep: Keep | None = None) -> Path:
         """Extracts an archive into the scratch folder, once; `keep` selects members by name."""
-        return extract(archive, self.scratch / archive.name, keep=keep)
+        return extract(archive, self.scratch / archive.name, keep)
 
 
 @dataclass(frozen=True)
@@ -84,19 +68,12 @@ class Part:
         paths = self.extracted or (self.path,)
         return tuple(PurePosixPath(path, self.contains).as_posix() for path in paths)
 
-    def locate(self, search_path: SearchPath, keep: Callable[[str], bool] | None = None) -> Path:
-        """Finds the file or folder, and extracts its archive if necessary.
-
-        An archive is extracted once, so all parts of it must `keep` the same members.
-        """
+    def locate(self, search_path: SearchPath, keep: Keep | None = None) -> Path:
+        """Finds it, perhaps in its archive, all parts of which must `keep` the same members."""
         found = search_path.find(*self._extracted)
         if found is not None:
             return found.parent if self.contains else found
-        archive = search_path.get(*self.archives)
-        try:
-            return inside(search_path.extract(archive, keep), self.path)
-        except DamagedArchiveError as error:
-            raise DamagedArchiveError(f"{archive} contains no file of {self.path}") from error
+        return inside(search_path.extract(search_path.get(*self.archives), keep), self.path)
 
 
 @dataclass(frozen=True)
@@ -106,26 +83,16 @@ class Layout:
     title: str
     """A short description for messages."""
     needs: tuple[tuple[str, ...], ...]
-    """The required files or folders, each with its alternatives. None if the data is part of the
-    project or of a package."""
+    """The required files or folders, each with its alternatives."""
     read: Callable[[SearchPath], Mapping[str, Split]]
     """Lists the images of every split."""
-    by_class: tuple[tuple[str, ...], ...] = ()
-    """The entries of `needs` that must contain one folder per class if they are folders."""
     check: Callable[[], object] = lambda: None
     """Raises a `MissingArchiveError` if there is no data."""
 
     def missing(self, search_path: SearchPath) -> list[str]:
-        """What is missing: files, each with its alternatives, and class folders."""
+        """The missing files, each with its alternatives."""
         self.check()
-        missing = []
-        for names in self.needs:
-            path = search_path.find(*names)
-            if path is None:
-                missing.append(" or ".join(names))
-            elif names in self.by_class and list_images(path) and not list_folders(path):
-                missing.append(f"one folder per class in {path}, which contains only images")
-        return missing
+        return [" or ".join(names) for names in self.needs if search_path.find(*names) is None]
 
     def describe(self) -> str:
         """The title and the required files, one per line."""
@@ -145,15 +112,11 @@ def _is_there(path: Path) -> bool:
     return path.is_file() or path.is_dir()
 
 
-def class_folders(name: str, splits: Mapping[str, Sequence[str]]) -> Layout:
-    """The layout with one folder per split, and in it one folder per class.
-
-    `name` is one of the data set's own folder, or "." where there is no other; `splits` has
-    possible folder names of every split.
-    """
+def class_folders(names: Sequence[str], splits: Mapping[str, Sequence[str]]) -> Layout:
+    """The layout `NAME/SPLIT/CLASS/`, with possible names of the data set and of every split."""
     needs = {
-        split: tuple(PurePosixPath(name, folder).as_posix() for folder in names)
-        for split, names in splits.items()
+        split: tuple(f"{name}/{folder}" for name in names for folder in folders)
+        for split, folders in splits.items()
     }
     return Layout(
         f"image folders, one per class, as in {next(iter(needs.values()))[0]}/CLASS/NAME.jpg",
@@ -161,7 +124,6 @@ def class_folders(name: str, splits: Mapping[str, Sequence[str]]) -> Layout:
         lambda search_path: {
             split: read_folders(search_path.get(*names)) for split, names in needs.items()
         },
-        by_class=tuple(needs.values()),
     )
 
 

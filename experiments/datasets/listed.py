@@ -7,18 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
 from experiments.datasets.archives import DamagedArchiveError, brief
-from experiments.datasets.base import photographs
-from experiments.datasets.layouts import (
-    PARTS,
-    TRAIN_TEST,
-    TRAIN_VALIDATION_TEST,
-    Layout,
-    Part,
-    SearchPath,
-    class_folders,
-    inside,
-)
-from experiments.datasets.readers import read_lines, relative, text
+from experiments.datasets.base import TRAIN_TEST, TRAIN_VALIDATION_TEST, photographs
+from experiments.datasets.layouts import PARTS, Layout, Part, SearchPath, inside
+from experiments.datasets.readers import read_names, relative, text
 from experiments.datasets.splits import ClassSplit, split_of_files
 
 Parse = Callable[[str], tuple[str, str] | None]
@@ -58,12 +49,12 @@ def _within(folder: str, member: str) -> str:
 
 def _read_list(path: Path, parse: Parse) -> dict[str, list[str]]:
     classes: dict[str, list[str]] = {}
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip() or line.startswith("#"):
+    for line in read_names(path):
+        if line.startswith("#"):
             continue
-        entry, place = parse(line.strip()), f"{path}, line {number}"
+        entry, place = parse(line), f"{path}, line {brief(line)}"
         if entry is None:
-            raise DamagedArchiveError(f"{place}: expected an image and a class, got {brief(line)}")
+            raise DamagedArchiveError(f"{place}: expected an image and a class")
         classes.setdefault(text(entry[0], place), []).append(relative(entry[1], place))
     return classes
 
@@ -110,8 +101,8 @@ DATASETS = (
                 _by_folder(".jpg"),
                 below="images",
             ),
-            class_folders("food101", TRAIN_TEST),
         ),
+        split_folders=TRAIN_TEST,
         source="Bossard et al., ECCV 2014, https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
         folders=("food101", "."),
     ),
@@ -128,8 +119,8 @@ DATASETS = (
                 {"train": "Training_01.txt", "test": "Testing_01.txt"},
                 _scene,
             ),
-            class_folders("sun397", TRAIN_TEST),
         ),
+        split_folders=TRAIN_TEST,
         source="Xiao et al., CVPR 2010, https://vision.princeton.edu/projects/2010/SUN/",
         folders=("sun397", "SUN397", "."),
     ),
@@ -145,8 +136,8 @@ DATASETS = (
                 {split: f"{part}1.txt" for split, part in PARTS.items()},
                 _by_folder(),
             ),
-            class_folders("dtd", TRAIN_VALIDATION_TEST),
         ),
+        split_folders=TRAIN_VALIDATION_TEST,
         source="Cimpoi et al., CVPR 2014, https://www.robots.ox.ac.uk/~vgg/data/dtd/",
         folders=("dtd", "."),
     ),
@@ -163,8 +154,8 @@ DATASETS = (
                 _number_and_class,
                 below="data/images",
             ),
-            class_folders("aircraft", TRAIN_VALIDATION_TEST),
         ),
+        split_folders=TRAIN_VALIDATION_TEST,
         source="Maji et al., 2013, https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
         folders=("aircraft", "."),
     ),
@@ -180,8 +171,8 @@ DATASETS = (
                 {"train": "trainval.txt", "test": "test.txt"},
                 _breed,
             ),
-            class_folders(".", TRAIN_TEST),
         ),
+        split_folders=TRAIN_TEST,
         source="Parkhi et al., CVPR 2012, https://www.robots.ox.ac.uk/~vgg/data/pets/",
         # The archives have generic names, so they must be in the data set's own folder.
         folders=("oxford-iiit-pet", "pets"),

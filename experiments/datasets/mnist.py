@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments.datasets.archives import reading
 from experiments.datasets.base import Dataset
 from experiments.datasets.layouts import Layout, Part, SearchPath
 from experiments.datasets.readers import read_idx
 from experiments.datasets.splits import ClassSplit, split_of_arrays
 
-_SHAPES = {"images": (None, 28, 28), "labels": (None,)}
+_AXES = {"images": 3, "labels": 1}
 """Of the arrays in the two kinds of files."""
 _DIGITS = string.digits
 _CLOTHES = (
@@ -41,29 +41,20 @@ def _idx(
     transposed: bool = False,
     **more: Any,
 ) -> Dataset:
-    """A data set of four IDX files.
+    """A data set of four IDX files, perhaps in `archives` with other sets.
 
-    Many sets have files of the same names, so that each needs a folder of its own.
-
-    Args:
-      name: The data set.
-      description: The same, in words.
-      names: The names of its classes.
-      prefix: What the names of its files begin with.
-      test: What the names of the test files have in place of `train`.
-      archives: Archives that contain the files, compressed and with other sets.
-      first: The label of the first class.
-      transposed: Whether the images are stored column by column.
-      **more: Further fields of the data set.
+    Many sets have files of the same names, so that each needs a folder of its own. `names` are
+    those of the classes, whose labels count from `first`; `prefix` begins the names of the files,
+    of which those for test have `test` in place of `train`. EMNIST stores images `transposed`.
     """
 
     def part(split: str, kind: str) -> Part:
-        start, end = f"{prefix}{split}-{kind}", f"idx{len(_SHAPES[kind])}-ubyte"
+        start, end = f"{prefix}{split}-{kind}", f"idx{_AXES[kind]}-ubyte"
         file = f"{start}-{end}.gz"
         return Part(file, archives, (file, f"{start}-{end}", f"{start}.{end}"))
 
     parts = {
-        split: {kind: part(of, kind) for kind in _SHAPES}
+        split: {kind: part(of, kind) for kind in _AXES}
         for split, of in {"train": "train", "test": test}.items()
     }
 
@@ -74,10 +65,11 @@ def _idx(
         splits = {}
         for split, of in parts.items():
             paths = {kind: part.locate(search_path, keep) for kind, part in of.items()}
-            images, labels = (read_idx(paths[kind], _SHAPES[kind]) for kind in _SHAPES)
-            images = (images.swapaxes(1, 2) if transposed else images)[..., None]
+            images, labels = (read_idx(paths[kind]) for kind in _AXES)
+            with reading(paths["images"], "IDX file of images"):
+                images = (images.swapaxes(1, 2) if transposed else images)[..., None]
             labels = labels.astype(np.int64) - first
-            splits[split] = split_of_arrays(images, labels, [*names], paths["labels"])
+            splits[split] = split_of_arrays(paths["labels"], images, labels, names)
         return splits
 
     needs = tuple(part.names for of in parts.values() for part in of.values())
@@ -124,13 +116,10 @@ DATASETS = (
         "fashion_mnist",
         "70,000 photographs of 10 kinds of clothes (Fashion-MNIST)",
         _CLOTHES,
-        folders=("fashion-mnist", "fashion_mnist", "FashionMNIST/raw"),
-        package=Path("/usr/share/datasets/fashion-mnist"),
-        hint="Where they are:\n"
-        "- Debian, Ubuntu: `apt-get install dataset-fashion-mnist`, found in "
-        "/usr/share/datasets/fashion-mnist\n"
-        "- Keras, once it has loaded them: --manual-dir ~/.keras/datasets\n"
-        "- torchvision, with FashionMNIST(ROOT): --manual-dir ROOT",
+        folders=(
+            *("fashion-mnist", "fashion_mnist", "FashionMNIST/raw"),
+            "/usr/share/datasets/fashion-mnist",  # Debian's package dataset-fashion-mnist.
+        ),
         source="Xiao et al., 2017, https://github.com/zalandoresearch/fashion-mnist",
     ),
     _idx(

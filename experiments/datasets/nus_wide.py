@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import logging
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.archives import DamagedArchiveError, reading
 from experiments.datasets.base import photographs
 from experiments.datasets.layouts import Layout, Part, SearchPath, inside
-from experiments.datasets.readers import column, multi_hot, read_names, read_table, relative
+from experiments.datasets.readers import multi_hot, read_names, read_table, relative, text
 from experiments.datasets.splits import MultiLabelSplit, open_files
 
 _log = logging.getLogger(__name__)
@@ -20,9 +20,6 @@ _log = logging.getLogger(__name__)
 _IMAGES = ("Flickr", "images")
 _TABLE = ("nus_wid_data.csv", "nus_wide_data.csv")
 _SPLITS = {"train": "Train", "test": "Test"}
-_LABEL = r"(?:'[^'\\]*'|\"[^\"\\]*\")"
-_LABEL_LIST = rf"\[\s*(?:{_LABEL}\s*(?:,\s*|(?=\])))*\]"
-"""A Python list of strings."""
 _CONCEPTS = Part("Concepts81.txt", ("ConceptsList.zip",), ("ConceptsList/Concepts81.txt",))
 _LISTS = {
     split: Part(f"{part}Imagelist.txt", ("ImageList.zip",), (f"ImageList/{part}Imagelist.txt",))
@@ -34,12 +31,12 @@ _LABELS = Part(
 
 
 def _available(
-    names: tuple[str, ...], files: Sequence[str], targets: np.ndarray, folder: Path, source: Path
+    names: Sequence[str], files: Sequence[str], targets: np.ndarray, folder: Path, source: Path
 ) -> MultiLabelSplit:
     """The images that have a label and a file. Many images are no longer on Flickr."""
     keys, rows, absent = [], [], 0
     for row in np.flatnonzero((targets == 1).any(axis=1)).tolist():
-        parts = relative(files[row], f"{source}, image {row + 1}").split("/")
+        parts = relative(files[row], source).split("/")
         # In one folder per concept, or all in one folder.
         paths = (folder / "/".join(parts[-2:]), folder / parts[-1])
         path = next((path for path in paths if path.exists()), None)
@@ -48,32 +45,20 @@ def _available(
         else:
             keys.append(path)
             rows.append(row)
-    if not keys:
-        raise DamagedArchiveError(f"{folder} has none of the images listed in {source}")
     if absent:
-        _log.warning(
-            "nus_wide: %d of %d images of %s are missing and are left out",
-            absent,
-            absent + len(keys),
-            source,
-        )
-    return MultiLabelSplit(names, keys, targets[rows], open_files, source)
+        _log.warning("nus_wide: %d images of %s are missing and are left out", absent, source)
+    return MultiLabelSplit(tuple(names), keys, targets[rows], open_files, source)
 
 
 def _read_published(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
-    folder = search_path.get(*_IMAGES)
-    concepts, labels = _CONCEPTS.locate(search_path), _LABELS.locate(search_path)
-    names = tuple(read_names(concepts))
-    if not all(re.fullmatch(r"[\w -]{1,100}", name) for name in names):
-        raise DamagedArchiveError(f"{concepts} should have a concept in every line")
+    folder, labels = search_path.get(*_IMAGES), _LABELS.locate(search_path)
+    names = [relative(name, "a concept") for name in read_names(_CONCEPTS.locate(search_path))]
     splits = {}
     for split, part in _SPLITS.items():
         path = _LISTS[split].locate(search_path)
         files = read_names(path)
-        targets = multi_hot([()] * len(files), names, path)
-        for number, name in enumerate(names):
-            path_of_name = inside(labels, f"Labels_{name}_{part}.txt")
-            targets[:, number] = _read_column(path_of_name, len(files))
+        lists = [inside(labels, f"Labels_{name}_{part}.txt") for name in names]
+        targets = np.stack([_read_column(file, len(files)) for file in lists], axis=1)
         splits[split] = _available(names, files, targets, folder, path)
     return splits
 
@@ -87,24 +72,18 @@ def _read_column(path: Path, count: int) -> np.ndarray:
 
 def _read_table(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
     folder, path = search_path.get(*_IMAGES), search_path.get(*_TABLE)
-    header, rows = read_table(path)
-    if not {"filepath", "label", "split_name"} <= {*header}:
-        raise DamagedArchiveError(f"{path} should start with the line filepath,label,split_name")
     found: dict[str, list[tuple[str, list[str]]]] = {"train": [], "test": []}
-    for number, row in rows:
-        split = {"train": "train", "val": "test", "test": "test"}.get(row["split_name"])
-        if split is None or not re.fullmatch(_LABEL_LIST, row["label"]):
-            raise DamagedArchiveError(
-                f"{path}, line {number}: expected a file, a list of labels, and train, val or test"
-            )
-        labels = [label[1:-1] for label in re.findall(_LABEL, row["label"])]
-        found[split].append((row["filepath"], column(labels, str, f"{path}, line {number}")))
+    with reading(path, "table of images"):
+        for _, row in read_table(path, "filepath", "label", "split_name")[1]:
+            split = {"train": "train", "val": "test", "test": "test"}[row["split_name"]]
+            labels = [text(label, path) for label in ast.literal_eval(row["label"])]
+            found[split].append((row["filepath"], labels))
     names = sorted({label for images in found.values() for _, labels in images for label in labels})
     return {
         split: _available(
-            tuple(names),
+            names,
             [file for file, _ in images],
-            multi_hot([labels for _, labels in images], names, path),
+            multi_hot([labels for _, labels in images], names),
             folder,
             path,
         )

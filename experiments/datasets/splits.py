@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.archives import DamagedArchiveError, names_file
 from experiments.datasets.images import SourceImage
 from experiments.datasets.pickles import load_pickle
-from experiments.datasets.readers import column, entries, pixels
+from experiments.datasets.readers import text
 
 Table = Sequence[Any] | np.ndarray
 """Pixels uint8 [n, h, w, c], or n encoded images."""
@@ -73,38 +73,27 @@ def check_splits(splits: Mapping[str, Split]) -> list[str]:
 
     Few-shot sets have other classes in every split, all others the same in the same order.
     """
-    (first_name, first), *_ = splits.items()
+    first = next(iter(splits.values()))
     seen: dict[str, Path | str] = {}
     for split_name, split in splits.items():
-        counts = split.counts() if isinstance(split, ClassSplit) else dict.fromkeys(split.names, 1)
-        if isinstance(split, MultiLabelSplit):
-            shape = len(split.keys), len(split.names)
-            if split.targets.shape != shape or len(counts) < shape[1] or not shape[0]:
-                raise DamagedArchiveError(
-                    f"{split.source} has {shape[0]} images and {shape[1]} labels for the split "
-                    f"{split_name}, with targets {list(split.targets.shape)}, or a label twice"
-                )
-        if not counts:
+        counts = split.counts()
+        if not counts or (isinstance(split, MultiLabelSplit) and not split.keys):
             raise DamagedArchiveError(f"{split.source} has no classes for the split {split_name}")
         for name, count in counts.items():
-            if not count:
+            if not count and isinstance(split, ClassSplit):
                 raise DamagedArchiveError(f"{split.source} has the class {name!r}, without images")
             if "novel" in splits and name in seen:
                 raise DamagedArchiveError(
                     f"{split.source} has the class {name!r}, which is also in {seen[name]}"
                 )
             seen.setdefault(name, split.source)
-        if "novel" in splits:
-            continue
         names = [*first.counts()]
-        if differences := sorted(set(names) ^ set(counts)):
+        if "novel" not in splits and names != [*counts]:
+            differences = sorted(set(names) ^ set(counts)) or ["the order"]
             raise DamagedArchiveError(
-                f"{split.source} (split {split_name}) and {first.source} (split {first_name}) "
-                f"must have the same classes; {len(differences)} classes are in only one of "
-                f"them, for example {differences[0]!r}"
+                f"{split.source} (split {split_name}) and {first.source} must have the same "
+                f"classes; {len(differences)} differ, for example {differences[0]!r}"
             )
-        if names != [*counts]:
-            raise DamagedArchiveError(f"{split.source}: the classes are in another order")
     return [*seen]
 
 
@@ -134,25 +123,23 @@ def split_of_rows(
 
     def open_table() -> Callable[[int], SourceImage]:
         table = load()
-        rows = [row for rows in ordered.values() for row in rows]
-        if rows and not 0 <= min(rows) <= max(rows) < len(table):
-            raise DamagedArchiveError(
-                f"{source} has {len(table)} images, but refers to rows {min(rows)} to {max(rows)}"
-            )
+        if (last := max(map(max, ordered.values()))) >= len(table):
+            raise DamagedArchiveError(f"{source} has {len(table)} images, and none of row {last}")
         return lambda row: SourceImage(table[row], f"{source}, image {row}")
 
     return ClassSplit(ordered, open_table, source)
 
 
-def split_of_arrays(images: np.ndarray, labels: Any, names: list[str], source: Path) -> ClassSplit:
+@names_file
+def split_of_arrays(
+    source: Path, images: np.ndarray, labels: Any, names: Sequence[str]
+) -> ClassSplit:
     """A split from images uint8 [n, h, w, c] and labels [n], counted from 0, in memory."""
-    labels = np.array(column(labels, int, f"{source}: labels"), np.int64)
-    if len(labels) != len(images):
-        raise DamagedArchiveError(f"{source}: {len(images)} images, but {labels.size} labels")
-    if len({*names}) < len(names):
-        raise DamagedArchiveError(f"{source}: two of the classes have one name")
-    if labels.size and not labels.max() < len(names):
-        raise DamagedArchiveError(f"{source}: a label is not one of the {len(names)} classes")
+    labels = np.asarray(labels, np.int64)
+    if labels.shape != images.shape[:1]:
+        raise ValueError(f"it has {len(images)} images, but {labels.size} labels")
+    if not 0 <= labels.min() <= labels.max() < len(names):
+        raise ValueError(f"a label is not one of the {len(names)} classes")
     return ClassSplit(
         {name: np.flatnonzero(labels == label).tolist() for label, name in enumerate(names)},
         lambda: lambda row: SourceImage(images[row], f"{source}, image {row}"),
@@ -160,24 +147,16 @@ def split_of_arrays(images: np.ndarray, labels: Any, names: list[str], source: P
     )
 
 
+@names_file
 def split_of_pickle(path: Path, prefix: str) -> ClassSplit:
     """A split from a pickle with `data` uint8 [n, h, w, 3] and `labels` [n].
 
     `prefix` precedes the number of a class that the pickle's `catname2label` does not name: several
     files may each count their classes from zero.
     """
-
-    def load() -> dict[str, Any]:
-        return entries(load_pickle(path), path, "data", "labels")
-
-    content = load()
-    named = entries(content.get("catname2label", {}), path)
-    numbers = column([*named.values()], int, f"{path}: catname2label")
-    names = dict(zip(numbers, column([*named], str, f"{path}: catname2label"), strict=True))
-    labels = column(content["labels"], int, f"{path}: labels")
-    if len(labels) != len(pixels(content["data"], path)):
-        raise DamagedArchiveError(f"{path}: data and labels differ in length")
+    content = load_pickle(path, "data", "labels")
+    names = {label: text(name, path) for name, label in content.get("catname2label", {}).items()}
     classes: dict[str, list[int]] = {}
-    for row, label in enumerate(labels):
+    for row, label in enumerate(content["labels"]):
         classes.setdefault(names.get(label, f"{prefix} {label:03}"), []).append(row)
-    return split_of_rows(classes, lambda: pixels(load()["data"], path), path)
+    return split_of_rows(classes, lambda: load_pickle(path)["data"], path)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 
-from experiments.datasets.archives import DamagedArchiveError, brief
+from experiments.datasets.archives import names_file
 from experiments.datasets.base import photographs
 from experiments.datasets.layouts import Layout, Part, SearchPath, inside
-from experiments.datasets.readers import read_names, read_xml
+from experiments.datasets.readers import read_names, read_xml, relative
 from experiments.datasets.splits import MultiLabelSplit, open_files
 
 _NAMES = (
@@ -45,30 +44,24 @@ def _read(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
 
 def _read_split(path: Path) -> MultiLabelSplit:
     top = path.parents[2]
-    images = [line.split()[0] for line in read_names(path)]
-    if not all(re.fullmatch(r"[\w-]{1,100}", image) for image in images):
-        raise DamagedArchiveError(f"{path} should have lines that start with an image's number")
+    images = [relative(line.split()[0], path) for line in read_names(path)]
     rows = [_read_objects(top / "Annotations" / f"{image}.xml") for image in images]
     return MultiLabelSplit(
         names=_NAMES,
         keys=[top / "JPEGImages" / f"{image}.jpg" for image in images],
-        targets=np.array(rows, np.int8).reshape(len(images), len(_NAMES)),
+        targets=np.array(rows, np.int8),
         open=open_files,
         source=path,
     )
 
 
+@names_file
 def _read_objects(path: Path) -> list[int]:
     """Reads the targets of one image from its objects, some of which may be difficult."""
-    if not path.exists():
-        raise DamagedArchiveError(f"{path} is missing")
     targets = [0] * len(_NAMES)
     for entry in read_xml(path).findall("object"):
-        name = (entry.findtext("name") or "").strip()
-        if name not in _NAMES:
-            raise DamagedArchiveError(f"{path} has an object of the unknown class {brief(name)}")
-        column = _NAMES.index(name)
-        if (entry.findtext("difficult") or "0").strip() != "1":
+        column = _NAMES.index(entry.findtext("name", "").strip())
+        if entry.findtext("difficult", "0").strip() != "1":
             targets[column] = 1
         elif targets[column] == 0:
             targets[column] = -1
@@ -82,13 +75,7 @@ DATASETS = (
         name="voc2007",
         description="9,963 photographs with labels for 20 classes (Pascal VOC 2007)",
         classes=dict.fromkeys(("train", "validation", "test"), len(_NAMES)),
-        layouts=(
-            Layout(
-                "the archives of the challenge",
-                (_TRAIN.names, _TEST.names),
-                _read,
-            ),
-        ),
+        layouts=(Layout("the archives of the challenge", (_TRAIN.names, _TEST.names), _read),),
         source="Everingham et al., IJCV 2010, http://host.robots.ox.ac.uk/pascal/VOC/voc2007/",
         multi_label=True,
         folders=("voc2007", "."),

@@ -225,12 +225,7 @@ def tiered_imagenet(manual_dir: Path) -> Expected:
         encoded = [np.frombuffer(encode_png(image), np.uint8)[:, None].copy() for image in images]
         write_pickle(folder / f"{PARTS[split]}_images_png.pkl", encoded)
         labels = np.array([list(classes[split]).index(name) for name in names], np.int32)
-        content = {
-            "label_specific": labels,
-            "label_general": np.zeros_like(labels),
-            "label_specific_str": list(classes[split]),
-            "label_general_str": ["thing"],
-        }
+        content = {"label_specific": labels, "label_specific_str": list(classes[split])}
         write_pickle(folder / f"{PARTS[split]}_labels.pkl", content)
     found = expect(classes)
     named = {

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import shutil
 import string
-import unicodedata
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -59,7 +58,7 @@ def food101_folder(manual_dir: Path) -> Expected:
     return expect(_TWO)
 
 
-def food101_class_folders(manual_dir: Path) -> Expected:
+def class_folders_of_food101(manual_dir: Path) -> Expected:
     return class_folders(manual_dir, "food101", "train", "val")
 
 
@@ -69,21 +68,16 @@ _SCENES: Counts = {
 }
 
 
-def _write_scenes(images: Path, partitions: Path) -> Expected:
-    file = "/a/{name}/sun_{split}{i}.jpg"
-    lists = write_photos(images, _SCENES, f"SUN397{file}", file, size=(30, 40))
-    write_lines(partitions / "ClassName.txt", [f"/a/{name}" for name in _SCENES["train"]])
-    write_lines(partitions / "Training_01.txt", lists["train"])
-    write_lines(partitions / "Testing_01.txt", lists["test"])
-    return expect(_SCENES)
-
-
 def sun397(manual_dir: Path) -> Expected:
     """`SUN397.tar.gz`, with images that no list names, and `Partitions.zip`."""
-    images, lists = manual_dir / "SUN397.tar.gz", manual_dir / "Partitions.zip"
-    with packed(images) as folder, packed(lists) as partitions:
+    file = "/a/{name}/sun_{split}{i}.jpg"
+    with packed(manual_dir / "SUN397.tar.gz") as folder:
         write_lines(folder / "SUN397/a/abbey/sun_none.jpg", ["no image, in no list"])
-        return _write_scenes(folder, partitions)
+        lists = write_photos(folder, _SCENES, f"SUN397{file}", file, size=(30, 40))
+    with packed(manual_dir / "Partitions.zip") as partitions:
+        write_lines(partitions / "Training_01.txt", lists["train"])
+        write_lines(partitions / "Testing_01.txt", lists["test"])
+    return expect(_SCENES)
 
 
 def dtd(manual_dir: Path) -> Expected:
@@ -92,7 +86,6 @@ def dtd(manual_dir: Path) -> Expected:
     with packed(manual_dir / "dtd-r1.0.1.tar.gz") as folder:
         lists = write_photos(folder / "dtd", _THREE, f"images/{file}", file)
         write_lists(folder / "dtd/labels/{}1.txt", lists)
-        write_lists(folder / "dtd/labels/{}2.txt", {split: of[:1] for split, of in lists.items()})
     return expect(_THREE)
 
 
@@ -196,11 +189,6 @@ def caltech101(manual_dir: Path) -> Expected:
         return _drawn(images / inner, names, 32, 30)
 
 
-def caltech101_folder(manual_dir: Path) -> Expected:
-    folder = manual_dir / "caltech101/101_ObjectCategories"
-    return _drawn(folder, ("accordion", "airplanes"), 31, 30)
-
-
 def caltech256(manual_dir: Path) -> Expected:
     """`256_ObjectCategories.tar`, which has a class of clutter and files that are not images."""
     with packed(manual_dir / "256_ObjectCategories.tar") as top:
@@ -217,7 +205,7 @@ def _planes(images: np.ndarray) -> np.ndarray:
 
 
 def cifar10(manual_dir: Path) -> Expected:
-    """`cifar-10-python.tar.gz`: five batches, as Python 2 wrote them."""
+    """`cifar-10-python.tar.gz`: five batches."""
     kinds = ["airplane", "automobile"]
     classes: Counts = {"train": dict.fromkeys(kinds, 5), "test": {"airplane": 1, "automobile": 2}}
     with packed(manual_dir / "cifar-10-python.tar.gz") as top:
@@ -226,8 +214,8 @@ def cifar10(manual_dir: Path) -> Expected:
             batches = {f"data_batch_{n + 1}": slice(2 * n, 2 * n + 2) for n in range(5)}
             for file, part in (batches if split == "train" else {"test_batch": slice(3)}).items():
                 labels = [kinds.index(name) for name in names[part]]
-                write_pickle(folder / file, {b"data": _planes(images[part]), b"labels": labels})
-        write_pickle(folder / "batches.meta", {b"label_names": [name.encode() for name in kinds]})
+                write_pickle(folder / file, {"data": _planes(images[part]), "labels": labels})
+        write_pickle(folder / "batches.meta", {"label_names": kinds})
     return expect(classes)
 
 
@@ -244,15 +232,10 @@ def cifar100(manual_dir: Path) -> Expected:
 
 
 def svhn_extra(manual_dir: Path) -> Expected:
-    return svhn(manual_dir, extra=21)
-
-
-def svhn(manual_dir: Path, **extra: int) -> Expected:
-    """`train_32x32.mat` and `test_32x32.mat`, in which the digit 0 is 10."""
-    sizes = {"train": 13} | extra | {"test": 10}
+    """`train_32x32.mat`, `extra_32x32.mat` and `test_32x32.mat`, in which the digit 0 is 10."""
     classes = {
         split: {str(digit): len(range(digit, size, 10)) for digit in range(10)}
-        for split, size in sizes.items()
+        for split, size in {"train": 13, "extra": 21, "test": 10}.items()
     }
     folder = manual_dir / "svhn"
     folder.mkdir(parents=True)
@@ -260,6 +243,10 @@ def svhn(manual_dir: Path, **extra: int) -> Expected:
         digits = np.array([int(name) or 10 for name in names], np.uint8)[:, None]
         savemat(folder / f"{split}_32x32.mat", {"X": np.moveaxis(images, 0, -1), "y": digits})
     return expect(classes)
+
+
+def svhn(manual_dir: Path) -> Expected:
+    return {split: of for split, of in svhn_extra(manual_dir).items() if split != "extra"}
 
 
 def stl10(manual_dir: Path) -> Expected:
@@ -297,12 +284,7 @@ def _write_devkit(folder: Path) -> None:
     numbers = {name: number for number, name in _NUMBERS.items()}
     lines = [str(numbers[name]) for name, _ in _VALIDATION]
     write_lines(data / "ILSVRC2012_validation_ground_truth.txt", lines)
-    synsets = _structures(
-        ILSVRC2012_ID=_NUMBERS,
-        WNID=_NUMBERS.values(),
-        words=["a thing"] * 3,
-        num_children=[number // 3 for number in _NUMBERS],
-    )
+    synsets = _structures(ILSVRC2012_ID=_NUMBERS, WNID=_NUMBERS.values())
     savemat(data / "meta.mat", {"synsets": synsets.T})
 
 
@@ -330,14 +312,6 @@ def imagenet_kaggle(manual_dir: Path) -> Expected:
     ]
     path = manual_dir / "imagenet/LOC_val_solution.csv"
     write_lines(path, ["ImageId,PredictionString", *lines])
-    return expect(_SYNSETS)
-
-
-def imagenet_folders_and_devkit(manual_dir: Path) -> Expected:
-    folder = manual_dir / "ImageNet"
-    write_photos(folder, _TRAINING, "train/{name}/{name}_{i}.JPEG")
-    _write_validation(folder / "val")
-    _write_devkit(folder)
     return expect(_SYNSETS)
 
 
@@ -518,14 +492,8 @@ _CLOTHES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
-_KUZUSHIJI = (
-    *(
-        chr(code)
-        for code in range(0x3042, 0x3094)
-        if "SMALL" not in unicodedata.name(chr(code))
-        and unicodedata.normalize("NFD", chr(code)) == chr(code)
-    ),
-    "ゝ",
+_KUZUSHIJI = tuple(
+    "あいうえおかきくけこさしすせそたちつてとなにぬねのはひふへほまみむめもやゆよらりるれろわゐゑをんゝ"
 )
 _MERGED = tuple(sorted(string.digits + string.ascii_uppercase + "abdefghnqrt"))
 
@@ -594,13 +562,9 @@ def _emnist(split: str, names: tuple[str, ...]) -> Callable:
 
 
 ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
-    "imagenet": (
-        imagenet_archives,
-        imagenet_kaggle,
-        imagenet_folders_and_devkit,
-    ),
+    "imagenet": (imagenet_archives, imagenet_kaggle),
     "imagenet200": (imagenet200,),
-    "food101": (food101_folder, food101_class_folders),
+    "food101": (food101_folder, class_folders_of_food101),
     "caltech256": (caltech256,),
     "sun397": (sun397,),
     "cifar10": (cifar10,),
@@ -619,7 +583,7 @@ ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
     "emnist_letters": (emnist_letters,),
     "emnist_mnist": (_emnist("mnist", _DIGITS),),
     "aircraft": (aircraft,),
-    "caltech101": (caltech101, caltech101_folder),
+    "caltech101": (caltech101,),
     "cars": (cars,),
     "cub": (cub,),
     "dtd": (dtd,),

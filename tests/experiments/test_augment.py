@@ -103,17 +103,12 @@ def test_jitter_of_colours_is_brightness_contrast_saturation():
     assert (abs(np.corrcoef(factors.T) - np.eye(3)) < 0.4).all()
 
 
-def test_jitter_stays_in_the_range_of_pixels_and_is_affine_in_grey():
+def test_jitter_stays_in_the_range_of_pixels():
     config = replace(PLAIN, color_jitter=1.5)
-    found = np.asarray(augment(images_of(50, (6, 6, 3), 0), keys_of(50), config))
-    assert found.min() == 0
-    assert found.max() == pytest.approx(1)
-    images = images_of(20, (5, 5, 1), 100, 150)
-    found = np.asarray(augment(images, keys_of(20), replace(PLAIN, color_jitter=0.2)))
-    for image, source in zip(found, pixels_of(images), strict=True):
-        line = np.polyfit(source.ravel(), image.ravel(), 1)
-        np.testing.assert_allclose(image, np.polyval(line, source), atol=4 * FLOAT32)
-        assert abs(line[0] - 1) > 1e-4
+    for channels in (1, 3):
+        found = np.asarray(augment(images_of(50, (6, 6, channels), 0), keys_of(50), config))
+        assert found.min() == 0
+        assert found.max() == pytest.approx(1)
 
 
 def test_light_is_one_colour_along_the_components_of_imagenet():
@@ -181,9 +176,10 @@ def test_a_sample_follows_its_key_and_not_its_place(changes):
         (3, {"mean": (0.1, 0.2)}, r"data\.mean needs one number, or one for each channel"),
         (1, {"lighting": 0.1}, "lighting needs 3 channels, got 1"),
         (3, {"image_size": 8, "resize": 7}, "resize = 7 must not be below .* = 8"),
-        (3, {"crop_scale": (0.1,)}, "crop_scale needs two numbers"),
+        (3, {"resize": 7}, "resize = 7 must not be below .* = 0, which must be set"),
         (3, {"crop_scale": (0.5, 0.1)}, "crop_scale needs two numbers in ascending order"),
         (3, {"crop_scale": (0.5, 1.0), "pad": 1}, r"replaces data\.pad = 1"),
+        (3, {"mixed_labels": "larger"}, r"larger needs data\.mixup"),
     ],
 )
 def test_wrong_settings_name_the_problem(channels, changes, message):

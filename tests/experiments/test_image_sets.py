@@ -2,11 +2,8 @@
 
 import gzip
 import json
-import os
-import pickle
 import re
 import shutil
-import zipfile
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +20,6 @@ from experiments.datasets.archives import (
     MissingArchiveError,
     UnsafeArchiveError,
 )
-from experiments.datasets.preparation import Records
 from experiments.papers import classification
 from tests.experiments import fake_archives as few
 from tests.experiments import fake_image_sets as many
@@ -61,53 +57,45 @@ def _is_read(dirs, name, expected):
     assert not list((dirs["data_dir"] / dataset.name).rglob("extracted"))
 
 
-@pytest.mark.parametrize(
-    ("write", "own"),
-    [
-        # A folder of its own is the same for every set; `make long` has them all.
-        pytest.param(write, own, marks=pytest.mark.long if own and name > "c" else [])
-        for name, of in LAYOUTS.items()
-        for write, own in [*((each, "") for each in of), (of[-1], DATASETS[name].own_folders[-1])]
-    ],
-    ids=lambda value: getattr(value, "__name__", value),
-)
-def test_every_layout_is_read_as_it_is_written_and_from_a_folder(dirs, tmp_path, write, own):
-    name = NAMES[write]
-    expected = write(tmp_path / "written")
-    target = dirs["manual_dir"] / own
+@pytest.mark.parametrize("write", NAMES, ids=lambda write: write.__name__)
+def test_every_layout_is_read_as_it_is_written(dirs, write):
+    _is_read(dirs, _small(NAMES[write]), write(dirs["manual_dir"]))
+
+
+@pytest.mark.parametrize("name", ["food101", "imagenet", "k49", "coco"])
+def test_every_layout_is_read_from_a_folder(dirs, tmp_path, name):
+    expected = LAYOUTS[name][-1](tmp_path / "written")
+    own = [folder for folder in DATASETS[name].folders if folder != "."]
+    target = dirs["manual_dir"] / own[-1]
     target.mkdir(parents=True)
     for path in list((tmp_path / "written").iterdir()):
-        inside = own and path.name in DATASETS[name].own_folders
-        for moved in path.iterdir() if inside else [path]:
+        for moved in path.iterdir() if path.name in own else [path]:
             moved.rename(target / moved.name)
     _is_read(dirs, _small(name), expected)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in ONE_LABEL if "image folders" in DATASETS[name].instructions()]
-)
+@pytest.mark.parametrize("name", ["cub", "imagenet", "dtd", "pets"])
 def test_class_folders_are_read(dirs, name):
     parts = ["train", "val", "test"]
     if "validation" not in DATASETS[name].classes:
         parts.remove("test" if name == "imagenet" else "val")
-    ending = "png" if len(parts) == 3 else "jpg"
-    own = DATASETS[name].own_folders[0]
-    expected = many.class_folders(dirs["manual_dir"], own, *parts, ending=ending)
+    own = DATASETS[name].folders[0]
+    expected = many.class_folders(dirs["manual_dir"], own, *parts)
     _is_read(dirs, _small(name), expected)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_missing_archive_says_which_files_go_where(dirs, monkeypatch, name):
     dataset = DATASETS[name]
-    monkeypatch.setitem(DATASETS, name, replace(dataset, package=None))
+    folders = tuple(folder for folder in dataset.folders if not folder.startswith("/"))
+    monkeypatch.setitem(DATASETS, name, replace(dataset, folders=folders))
     with pytest.raises(MissingArchiveError) as error:
         load_split(name, next(iter(dataset.classes)), **dirs)
     message = str(error.value)
-    assert str(dirs["manual_dir"]) in message
     for file in (file for of in dataset.layouts for names in of.needs for file in names):
         assert file in message
-    for folder in dataset.folders:
-        assert folder == "." or f"{folder}/" in message
+    for folder in folders:
+        assert str(dirs["manual_dir"] / folder) in message
     assert message in str(describe(name, **dirs)).replace("\n  ", "\n")
     assert not dirs["data_dir"].exists()
 
@@ -117,35 +105,28 @@ def _pattern(key, i, size):
     return np.stack([2 * rows, columns, np.full_like(rows, 10 * i)], -1).astype(np.uint8)
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "svhn_extra", "stl10"])
+@pytest.mark.parametrize(
+    "name", ["cifar10", "svhn_extra", "stl10", "fashion_mnist", "emnist_letters"]
+)
 def test_rows_columns_and_colours_of_arrays(dirs, monkeypatch, name):
     monkeypatch.setattr(few, "pixels", _pattern)
     ONE_LABEL[name][0](dirs["manual_dir"])
     images = load_split(name, "test", **dirs).images[:]
     for image in images:
-        np.testing.assert_array_equal(image, _pattern("", image[0, 0, 2] // 10, len(image)))
+        if image.shape[-1] == 3:
+            expected = _pattern("", image[0, 0, 2] // 10, len(image))
+        else:
+            expected = _pattern("", 0, 28)[..., :1]
+        np.testing.assert_array_equal(image, expected)
 
 
-@pytest.mark.parametrize("write", [many.fashion_mnist, many.emnist_letters])
-def test_rows_and_columns_of_the_mnist_family(dirs, monkeypatch, write):
-    monkeypatch.setattr(few, "pixels", lambda *of: _pattern(*of)[..., [0, 1, 1]])
-    write(dirs["manual_dir"])
-    images = load_split(NAMES[write], "train", **dirs).images[:]
-    assert (images == _pattern("", 0, 28)[..., :1]).all()
-
-
-def test_the_files_of_a_package_are_read_and_not_mixed_with_ones_own(dirs, monkeypatch, tmp_path):
-    assert "`apt-get install dataset-fashion-mnist`" in DATASETS["fashion_mnist"].instructions()
-    expected, package = many.fashion_mnist(tmp_path / "usr"), tmp_path / "usr/fashion-mnist"
-    monkeypatch.setitem(
-        DATASETS, "fashion_mnist", replace(DATASETS["fashion_mnist"], package=package)
-    )
-    found = describe("fashion_mnist", **dirs).found
-    assert [path.parent for path in found] == [package] * 4
+def test_the_files_of_a_package_of_the_system_are_read(dirs, monkeypatch, tmp_path):
+    expected = many.fashion_mnist(tmp_path / "usr")
+    dataset = DATASETS["fashion_mnist"]
+    assert dataset.folders[-1] == "/usr/share/datasets/fashion-mnist"
+    folders = (*dataset.folders[:-1], str(tmp_path / "usr/fashion-mnist"))
+    monkeypatch.setitem(DATASETS, "fashion_mnist", replace(dataset, folders=folders))
     _is_read(dirs, "fashion_mnist", expected)
-    (own := dirs["manual_dir"] / "fashion-mnist").mkdir(parents=True)
-    (own / "train-images-idx3-ubyte").write_bytes(b"damaged")
-    assert describe("fashion_mnist", tmp_path / "elsewhere", dirs["manual_dir"]).missing
 
 
 def test_compression_is_seen_in_the_file_and_not_in_its_name(dirs):
@@ -198,98 +179,65 @@ def pickled(value):
     return lambda path: write_pickle(path, value)
 
 
-def _label_beyond(path):
-    content = pickle.loads(path.read_bytes())
-    content["label_specific"][0] = 9
-    write_pickle(path, content)
-
-
 def _image_lost(path):
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"images": content["images"][:-1]}))
 
 
-def _caches(dtype, rows):
-    images = np.zeros((2, 84, 84, 3), dtype)
-    return pickled({"image_data": images, "class_dict": {"x": rows}})
-
-
-def _cifar(shape, labels):
-    return pickled({"data": np.zeros(shape, np.uint8), "fine_labels": labels})
-
-
-def idx(*shape, code=8, fill=0):
+def idx(*shape, fill=0):
     """An IDX file of one number, in place of another."""
-    written = many.idx(np.full(shape, fill, np.uint8))
-    return content(written[:2] + bytes([code]) + written[3:])
-
-
-def unpacked(change):
-    return lambda path: path.write_bytes(change(gzip.decompress(path.read_bytes())))
+    return content(many.idx(np.full(shape, fill, np.uint8)))
 
 
 _PNG = encode_png(np.zeros((84, 84, 3), np.uint8))
 _DIGITS = {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [11]])}
-_TERABYTES = gzip.compress(b"\0\0\x08\3\x7f\xff\xff\xff" + b"\0\0\0\x1c" * 2)
-_IDX = [
-    # A file of Fashion-MNIST, and what is done to it.
-    ("train-images-idx3", cut(9), "ended before"),
-    ("train-images-idx3", content(b"<html>"), "it starts with 3c 68 74 6d"),
-    ("t10k-labels-idx1", unpacked(lambda raw: raw[:6]), "IDX"),
-    ("t10k-labels-idx1", content(b"\0\0\x08\xff" + bytes(1020)), "IDX"),
-    ("train-images-idx3", content(_TERABYTES), "more than 1,073,741,824 bytes"),
-    ("train-images-idx3", idx(15, 28, 28, code=13), "IDX"),
-    ("t10k-images-idx3", unpacked(lambda raw: raw[:-100]), "7840 bytes, and it has 7740"),
-    ("train-labels-idx1", unpacked(lambda raw: raw + bytes(2**24)), "it has more"),
-    ("train-images-idx3", idx(15, 32, 32), "should be uint8 [n, 28, 28], not uint8 [15, 32, 32]"),
-    ("t10k-labels-idx1", copied("t10k-images-idx3-ubyte.gz"), "should be uint8 [n], not"),
-    ("train-labels-idx1", copied("t10k-labels-idx1-ubyte.gz"), "15 images, but 10 labels"),
-    ("train-labels-idx1", idx(15, fill=10), "a label is not one of the 10 classes"),
-    ("t10k-labels-idx1", idx(10), "without images"),
-]
-# A layout, a file or folder in the manual directory, what is done to it, and words of the error
-# beside the name of the file.
+_CACHE = {"image_data": np.zeros((2, 84, 84, 3), np.uint8), "class_dict": {"x": [0, 2]}}
+_ROWS = {"data": np.zeros((2, 3072), np.uint8), "fine_labels": [0, 1, 2]}
+# A layout, a file or folder in the manual directory, what is done to it, and words of the error.
 DAMAGE = [
-    *((many.fashion_mnist, f"{file}-ubyte.gz", *of) for file, *of in _IDX),
-    (few.mini_imagenet_folder, "n0295082600000000.jpg", lambda path: path.unlink(), ""),
-    (few.mini_imagenet_folder, "val.csv", content(b"a.jpg,n1\n"), ""),
+    (many.fashion_mnist, "train-images-idx3-ubyte.gz", cut(9), "train-images-idx3"),
+    (many.fashion_mnist, "train-images-idx3-ubyte.gz", idx(15), "train-images-idx3"),
+    (many.fashion_mnist, "train-images-idx3-ubyte.gz", idx(14, 28, 28), "14 images, but 15 labels"),
+    (many.fashion_mnist, "train-labels-idx1-ubyte.gz", idx(15, fill=10), "of the 10 classes"),
+    (many.fashion_mnist, "t10k-labels-idx1-ubyte.gz", idx(10), "without images"),
+    (few.mini_imagenet_folder, "n0295082600000000.jpg", lambda path: path.unlink(), "00000000.jpg"),
+    (few.mini_imagenet_folder, "val.csv", content(b"a.jpg,n1\n"), "the line filename,label"),
+    (few.mini_imagenet_folder, "val.csv", replaced("n02950826000", "../000"), "val.csv, line 2"),
     (few.mini_imagenet_folder, "val.csv", copied("train.csv"), "which is also in"),
     (few.mini_imagenet_folder, "test.csv", content(b"filename,label\n"), "has no classes"),
-    (few.mini_imagenet_caches, "*-test.pkl", cut(), ""),
+    (few.mini_imagenet_caches, "*-test.pkl", cut(), "-test.pkl"),
     (few.mini_imagenet_caches, "*-val.pkl", pickled({}), "no entry image_data, class_dict"),
-    (few.mini_imagenet_caches, "*-val.pkl", _caches(np.uint8, [0, 2]), "rows 0 to 2"),
-    (few.mini_imagenet_caches, "*-val.pkl", _caches(float, [0, 1]), "should be uint8"),
-    (few.tiered_imagenet, "val_images_png.pkl", pickled([]), ""),
+    (few.mini_imagenet_caches, "*-val.pkl", pickled(_CACHE), "2 images, and none of row 2"),
+    (few.tiered_imagenet, "val_images_png.pkl", pickled([]), "0 images, and none of row 1"),
     (few.tiered_imagenet, "val_images_png.pkl", pickled([_PNG, _PNG[:60]]), "image 1"),
-    (few.tiered_imagenet, "test_labels.pkl", _label_beyond, ""),
-    (few.cub_archive, "CUB_200_2011.tgz", cut(), ""),
+    (few.tiered_imagenet, "val_images_png.pkl", pickled(["/etc/x"] * 2), "neither bytes nor an"),
+    (few.cifar_fs_folder, "val.txt", content(b"../x\n"), "val.txt"),
+    (few.cub_archive, "CUB_200_2011.tgz", cut(), "CUB_200_2011.tgz"),
     # No rule takes the place of two of three lists.
     (few.cub_archive, "val.json", lambda path: path.unlink(), "base.json exists, but not"),
-    (few.cub_folder, "003.Bird_c", shutil.rmtree, "is at position 3"),
-    (few.inat2017_boxes, "*testcats.pth", lambda path: torch.save([30, 5], path), "no class 5"),
-    (few.inat2017_boxes, "train_2017_bboxes.json", cut(), ""),
-    (many.food101_class_folders, "val/ant", lambda p: p.rename(p.with_name("z")), "in only one"),
-    (many.food101_class_folders, "val/ant", empty, "without images"),
-    (many.food101_folder, "test.txt", lambda path: path.unlink(), ""),
-    (many.food101_folder, "test.txt", replaced("bee/", "bee/../../"), "line 2"),
-    (many.aircraft, "*_val.txt", replaced(" 707-320", ""), "line 1"),
-    (many.sun397, "SUN397.tar.gz", cut(50), ""),
-    (many.caltech101_folder, "accordion/image_0000.jpg", lambda path: path.unlink(), "30 images"),
-    (many.imagenet_archives, "ILSVRC2012_img_train.tar", cut(12_000), ""),
-    (many.imagenet_kaggle, "*val_00000002.JPEG", lambda path: path.unlink(), "1 of 3 images"),
-    (many.cub, "CUB_200_2011.tgz", content(b"something"), ""),
-    (many.flowers102, "setid.mat", copied("imagelabels.mat"), "no variable trnid, valid"),
-    (many.svhn, "test_*.mat", lambda path: savemat(path, _DIGITS), "not one of the 10 classes"),
+    (few.cub_archive, "val.json", replaced("image_labels", "labels"), "val.json"),
+    (few.cub_folder, "003.Bird_c", shutil.rmtree, "has no class 003, but 004.Bird_d"),
+    (few.inat2017_boxes, "*testcats.pth", lambda path: torch.save([30, 5], path), "testcats.pth"),
+    (few.inat2017_boxes, "train_2017_bboxes.json", replaced("_images/", "/../"), "bboxes.json"),
+    (many.class_folders_of_food101, "val/ant", lambda p: p.rename(p.with_name("z")), "same classe"),
+    (many.class_folders_of_food101, "val/ant", empty, "without images"),
+    (many.food101_folder, "test.txt", lambda path: path.unlink(), "no meta/test.txt"),
+    (many.food101_folder, "test.txt", replaced("bee/", "bee/../../"), "below the images"),
+    (many.aircraft, "*_val.txt", replaced(" 707-320", ""), "expected an image and a class"),
+    (many.caltech101, "caltech-101.zip", cut(), "caltech-101.zip"),
+    (many.imagenet_archives, "ILSVRC2012_img_train.tar", cut(12_000), "img_train.tar"),
+    (many.imagenet_kaggle, "*val_00000002.JPEG", lambda path: path.unlink(), "val_00000002"),
+    (many.cub, "CUB_200_2011.tgz", content(b"something"), "CUB_200_2011.tgz"),
+    (many.flowers102, "setid.mat", copied("imagelabels.mat"), "no entry trnid, valid"),
+    (many.svhn_extra, "test_*.mat", lambda path: savemat(path, _DIGITS), "of the 10 classes"),
     (many.cifar100, "train", content(b"cos\nsystem\n(S'true'\ntR."), "requests os.system"),
-    (many.cifar100, "test", _cifar((2, 3072), [0, 1, 2]), "2 images, but 3 labels"),
-    (many.cifar100, "test", _cifar((2, 32, 32, 3), [0, 1]), "[n, 3072]"),
-    (many.emnist_letters, "gzip.zip", cut(), ""),
-    (many.coco_2017, "*_val2017.json", cut(20), "is not a JSON file"),
-    (many.coco_2017, "*_val2017.json", _image_lost, "refers to the missing image"),
+    (many.cifar100, "test", pickled(_ROWS), "2 images, but 3 labels"),
+    (many.coco_2017, "*_val2017.json", cut(20), "_val2017.json"),
+    (many.coco_2017, "*_val2017.json", _image_lost, "_val2017.json"),
     (many.coco_2017, "*_val2017.json", replaced("person", "people"), "must have the same classes"),
     (many.nus_wide_published, "TestImagelist.txt", content(b"a\n"), "1 lines of 0 or 1"),
-    (many.nus_wide_table, "nus_wid_data.csv", replaced("['animal']", "f()"), "line 4"),
-    (many.nus_wide_table, "images", empty, "none of the images"),
+    (many.nus_wide_table, "nus_wid_data.csv", replaced("['animal']", "f()"), "nus_wid_data.csv"),
+    (many.nus_wide_table, "images", empty, "no classes"),
 ]
 
 
@@ -302,45 +250,13 @@ def test_damage_is_named_and_nothing_is_prepared(dirs, write, place, change, wor
     split = next(iter(lookup(name).classes))
     error = UnsafeArchiveError if "requests" in words else DamagedArchiveError
     error = MissingArchiveError if "exists" in words else error
-    with pytest.raises(error, match=re.escape(words) or None) as caught:
+    with pytest.raises(error, match=re.escape(words)):
         load_split(name, split, **dirs)
-    assert path.name in str(caught.value) or words
     assert not [p for p in dirs["data_dir"].rglob("*") if p.is_file() and p.name != ".lock"]
     assert not describe(name, **dirs).ready
     if write is few.mini_imagenet_folder:  # Once it is mended, the same call works.
         write(dirs["manual_dir"])
         assert len(load_split(name, split, **dirs).labels) > 0
-
-
-def test_other_archives_of_the_name_are_no_data(dirs):
-    dirs["manual_dir"].mkdir()
-    zipfile.ZipFile(dirs["manual_dir"] / "102flowers.tgz", "w").close()
-    for name in ("imagelabels.mat", "setid.mat"):
-        savemat(dirs["manual_dir"] / name, {"labels": [1], "trnid": 1, "valid": 1, "tstid": 1})
-    with pytest.raises(DamagedArchiveError, match=r"102flowers\.tgz contains no"):
-        load_split("flowers102", "train", **dirs)
-    (dirs["manual_dir"] / "cub").mkdir()
-    os.mkfifo(dirs["manual_dir"] / "cub/CUB_200_2011.tgz")
-    with pytest.raises(MissingArchiveError, match="CUB_200_2011"):
-        load_split("cub", "train", **dirs)
-    assert not describe("cub", **dirs).found
-
-
-def test_the_images_of_imagenet_want_their_classes(dirs):
-    expected = many.imagenet_folders_and_devkit(dirs["manual_dir"])
-    folder = dirs["manual_dir"] / "ImageNet"
-    devkit = folder / "ILSVRC2012_devkit_t12"
-    devkit.rename(folder / "elsewhere")
-    missing = describe("imagenet@16", **dirs).missing
-    for words in (
-        f"its files are not all in {dirs['manual_dir']}.",
-        "Missing for the archives of the challenge, or the folders of Kaggle: "
-        "ILSVRC2012_devkit_t12 or ILSVRC2012_devkit_t12.tar.gz or LOC_val_solution.csv",
-        f"one folder per class in {folder / 'val'}, which contains only images",
-    ):
-        assert words in missing
-    (folder / "elsewhere").rename(devkit)
-    _is_read(dirs, "imagenet@16", expected)
 
 
 # --- Sizes, splits, records ---------------------------------------------------------------------
@@ -401,15 +317,9 @@ def test_sizes_and_splits_that_cannot_be(dirs, name, split, message):
         load_split(name, split, **dirs)
 
 
-def test_records_and_status_of_many_labels_and_damaged_targets(dirs):
-    expected = many.coco_2017(dirs["manual_dir"])["train"]
+def test_damaged_targets_of_many_labels_are_refused(dirs):
+    many.coco_2017(dirs["manual_dir"])
     load_split("coco@16", "train", **dirs)
-    records: list = [*Records(lookup("coco@16"), dirs["data_dir"]).as_data_source("train")]  # pyright: ignore
-    np.testing.assert_array_equal([record["labels"] for record in records], expected.labels)
-    status = describe("coco@16", **dirs)
-    assert status.classes == {"train": 3, "test": 3}
-    assert "classes: 3 in train, test" in str(status)
-
     path = dirs["data_dir"] / "coco_at_16/4.0.0/targets-train.npy"
     zeros = np.zeros_like(np.load(path))
     for damage in (cut(3), lambda path: np.save(path, zeros), lambda path: path.unlink()):

@@ -97,8 +97,7 @@ def test_without_the_package(tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", ["M1,2l3,4", "M1,2c3,4", "M1,2c3,4,5,6,7,x", "not XML: <"])
 def test_a_stroke_that_cannot_be_read_is_named(package, tmp_path, path):
     _write(package, "明", "日月", path)
-    named = "is not a readable XML file" if "<" in path else "has a stroke that cannot be read"
-    with pytest.raises(DamagedArchiveError, match=rf"0660e\.svg {named}"):
+    with pytest.raises(DamagedArchiveError, match=r"0660e\.svg is not a readable"):
         load_split("kanji", "train", data_dir=tmp_path)
 
 

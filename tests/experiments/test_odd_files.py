@@ -6,10 +6,7 @@ import io
 import logging
 import os
 import re
-import tracemalloc
 import unicodedata
-import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.cli.main import main
 from experiments.data.pipeline import RecordImages, load_split
-from experiments.datasets import describe, images, lookup
+from experiments.datasets import describe, lookup
 from experiments.datasets.archives import DamagedArchiveError
 from experiments.datasets.images import SourceImage, encode, inspect_image
 from tests.experiments.fake_archives import decode, write_image
@@ -51,20 +47,12 @@ def _transparent(image: Image.Image) -> Image.Image:
 
 
 def _with_palette() -> Image.Image:
-    image = _colours().quantize(64)
-    image.info["transparency"] = bytes(range(64))
-    return image
+    return _with_key(_colours().quantize(64), bytes(range(64)))
 
 
 def _with_key(image: Image.Image, key: object) -> Image.Image:
-    """An image of which one index, level or colour is transparent."""
+    """An image of which one index, level or colour is transparent, or several indices."""
     image.info["transparency"] = key
-    return image
-
-
-def _with_palette_and_alpha() -> Image.Image:
-    image = _colours().quantize(64)
-    image.putalpha(Image.fromarray((_RAMP // 300).astype(np.uint8)))
     return image
 
 
@@ -105,7 +93,6 @@ MODES = {
     "1": (lambda: _colours().convert("1"), "PNG TIFF JPEG BMP PPM"),
     "L": (lambda: _colours().convert("L"), "PNG TIFF JPEG WEBP GIF"),
     "LA": (lambda: _transparent(_colours().convert("L")), "PNG TIFF JPEG2000"),
-    "PA": (_with_palette_and_alpha, "TIFF"),
     "P": (lambda: _colours().quantize(64), "PNG TIFF GIF BMP"),
     "P, transparent": (_with_palette, "PNG"),
     "P, one transparent": (lambda: _with_key(_colours().quantize(64), 7), "PNG GIF"),
@@ -228,122 +215,38 @@ def test_damaged_exif_data_do_not_cost_the_orientation():
     assert found.shape == (60, 40, 3)
 
 
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    length, checksum = len(content), zlib.crc32(kind + content)
-    return length.to_bytes(4, "big") + kind + content + checksum.to_bytes(4, "big")
-
-
-def _png(width: int, height: int, *chunks: bytes) -> bytes:
-    """A black PNG of one bit a pixel."""
-    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\1\0\0\0\0"
-    rows = zlib.compress(bytes(height * ((width + 7) // 8 + 1)), 9)
-    parts = [_chunk(b"IHDR", header), *chunks, _chunk(b"IDAT", rows), _chunk(b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
-def _gif(screen: int, at: int, side: int) -> bytes:
-    sizes = [number.to_bytes(2, "little") for number in (screen, screen, at, at, side, side)]
-    colours = b"\xf0\0\0\0\0\0\xff\xff\xff"
-    start = b"GIF89a" + b"".join(sizes[:2]) + colours
-    return start + b"," + b"".join(sizes[2:]) + b"\0\2\2D\1\0;"
-
-
-def _icon(png: bytes) -> bytes:
-    """An icon that calls itself 16 pixels wide."""
-    start = b"\0\0\1\0\1\0\x10\x10\0\0\1\0\x20\0"
-    return start + len(png).to_bytes(4, "little") + (22).to_bytes(4, "little") + png
-
-
-def _tiled(side: int) -> bytes:
-    """A TIFF of 8×8 pixels in one tile of this many."""
-    tags = {256: 8, 257: 8, 258: 8, 259: 8, 262: 1, 277: 1, 322: side, 323: side, 324: 134, 325: 8}
-    entries = [tag.to_bytes(2, "little") + b"\4\0\1\0\0\0" for tag in tags]
-    values = [value.to_bytes(4, "little") for value in tags.values()]
-    table = b"".join(map(bytes.__add__, entries, values))
-    return b"II*\0\x08\0\0\0\x0a\0" + table + bytes(4) + zlib.compress(bytes(8))
-
-
-_TOO_MANY = "has more than 67,108,864 pixels; resize it"
-BOMBS = {
-    "PNG": (_png(8193, 8192), _TOO_MANY),
-    "GIF with a large screen": (_gif(65535, 0, 1), _TOO_MANY),
-    "GIF with a frame far off": (_gif(8, 65000, 500), _TOO_MANY),
-    "icon with a large PNG": (_icon(_png(8193, 8192)), _TOO_MANY),
-    "TIFF of one large tile": (_tiled(8193), _TOO_MANY),
-    "PPM": (b"P6 65536 65536 255\n", _TOO_MANY),
-    "text": (_png(8, 8, _chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**24)))), "too large"),
-    "profile": (_png(8, 8, _chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(2**24)))), "too large"),
-}
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("content", "why"), BOMBS.values(), ids=BOMBS)
-def test_small_files_with_large_images_are_refused(tmp_path, content, why):
-    path = tmp_path / "a.jpg"
-    path.write_bytes(content)
-    for given in (path, content):
-        tracemalloc.start()
-        with pytest.raises(DamagedArchiveError, match=f"here.jpg is not a readable image: .*{why}"):
-            encode(SourceImage(given, "here.jpg"), (64, 64, 3))
-        assert tracemalloc.get_traced_memory()[1] < 2**25
-        tracemalloc.stop()
-
-
-def test_a_file_of_more_bytes_than_any_image_takes_is_not_read(tmp_path):
-    with open(tmp_path / "a.webp", "wb") as file:
-        file.write(b"RIFF\0\0\0\0WEBPVP8 ")
-        file.truncate(2**34)
-    with pytest.raises(DamagedArchiveError, match="more than 536,870,912 bytes"):
-        encode(SourceImage(tmp_path / "a.webp", "a"), (64, 64, 3))
-
-
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_large_images_are_decoded_in_turn(monkeypatch):
-    """Of 40 megapixels, one at a time."""
-    content, now, most = _png(8000, 5000), [], []
-    decoded = images._decoded
-
-    def watched(image, *args):
-        now.append(image.width * image.height)
-        most.append(sum(now))
-        try:
-            return decoded(image, *args)
-        finally:
-            now.remove(image.width * image.height)
-
-    monkeypatch.setattr(images, "_decoded", watched)
-    with ThreadPoolExecutor(4) as pool:
-        sources = [SourceImage(given, "a") for given in [content] * 4 + [_png(8, 8)] * 4]
-        assert len([*pool.map(lambda source: encode(source, (8, 8, 1)), sources)]) == 8
-    assert 8000 * 5000 <= max(most) <= images.LARGEST
-
-
-def test_small_images_do_not_wait_for_large_ones():
-    with ThreadPoolExecutor(3) as pool, images._in_turn(images.LARGEST):
-        waiting = pool.submit(encode, SourceImage(_png(2048, 1024), "a"), (8, 8, 1))
-        for _ in range(3):
-            pool.submit(encode, SourceImage(_png(8, 8), "a"), (8, 8, 1)).result(timeout=60)
-        assert not waiting.done()
-    assert waiting.result()
+def _png(width: int, height: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("1", (width, height)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 # What the extension promises is not what these are.
 _POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
-FOREIGN = {"EPS": _POSTSCRIPT, "IPTC": b"\x1c\2\0\0\2\0\0", "PSD": b"8BPS\0\1" + bytes(99)}
+HOSTILE = {
+    "EPS": (_POSTSCRIPT, "cannot identify"),
+    "IPTC": (b"\x1c\2\0\0\2\0\0", "cannot identify"),
+    "PSD": (b"8BPS\0\1" + bytes(99), "cannot identify"),
+    "64 megapixels": (_png(8193, 8192), "exceeds limit"),
+    "PPM": (b"P6 65536 65536 255\n", "exceeds limit"),
+    "half": (_png(800, 800)[:-60], ""),
+}
 
 
-@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
-def test_the_content_does_not_choose_its_decoder(tmp_path, monkeypatch, content):
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("content", "why"), HOSTILE.values(), ids=HOSTILE)
+def test_no_program_is_started_and_no_large_image_decoded(tmp_path, monkeypatch, content, why):
     (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (tmp_path / "evil.jpg").write_bytes(content)
-    with pytest.raises(DamagedArchiveError, match=r"evil\.jpg is not a readable image: cannot id"):
-        encode(SourceImage(tmp_path / "evil.jpg", "evil.jpg"), (64, 64, 3))
+    (tmp_path / "a.jpg").write_bytes(content)
+    for given in (tmp_path / "a.jpg", content):
+        with pytest.raises(DamagedArchiveError, match=f"here.jpg is not a readable image: .*{why}"):
+            encode(SourceImage(given, "here.jpg"), (64, 64, 3))
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("content", [_png(16, 8), _png(8193, 8192), _gif(8, 0, 8)])
+@pytest.mark.parametrize("content", [_png(16, 8), _png(8193, 8192), b"GIF89a"])
 def test_a_record_of_another_size_or_format_is_damage(content):
     source = SimpleNamespace(__getitems__=lambda rows: [{"image": content} for _ in rows])
     spec = SimpleNamespace(whole=False, array_shape=(8, 8, 1))
@@ -384,12 +287,6 @@ def _links(train: Path, test: Path) -> None:
     (train / "ant/more").symlink_to(train.parent / "elsewhere")
 
 
-def _no_files(train: Path, test: Path) -> None:
-    os.mkfifo(train / "ant/a.jpg")
-    os.mkfifo(train / "ant/b.png")
-    (train / "ant/c.jpg").mkdir()
-
-
 _NOT_UTF8 = _put(os.fsdecode(b"caf\xe9/a.png"))
 _FORMATS = "ant/a.webp|ant/a.bmp|ant/a.TIFF|ant/a.gif|ant/a.jfif|ant/a.jp2|ant/a.ppm|ant/a.avif"
 _OF_SYSTEMS = (
@@ -404,12 +301,6 @@ ODD_FILES = {
     "subfolders": (_put("ant/day/1/a.jpg|ant/day/1/b.webp|ant/c.d/e.png"), {"ant": 3}, ""),
     "links": (_links, {"ant": 1}, ""),
     "left behind by systems": (_put(_OF_SYSTEMS), {}, ""),
-    "no files": (_no_files, {}, _LEFT_OUT.format("2 files", "ant/a.jpg, ant/b.png")),
-    "HEIC": (
-        _put(texts="ant/a.HEIC|ant/b.heif"),
-        {},
-        "train: left out 2 photographs as HEIC, to be converted to JPEG: ant/a.HEIC, ant/b.heif",
-    ),
     "other files": (
         _put("cover.jpg", "ant/b/notes.txt|bee fly/film.mpg|ant/\x1b[2J\u202e.txt"),
         {},
@@ -419,9 +310,8 @@ ODD_FILES = {
     ),
     "NFC and NFD": (_put(f"{_NFC}/a.png", for_test=f"{_NFD}/a.png"), {_NFC: 1}, ""),
     "NFD and NFC": (_put(f"{_NFD}/a.png", for_test=f"{_NFC}/a.png"), {_NFC: 1}, ""),
-    "not UTF-8": (_NOT_UTF8, r"train/caf\xe9 is not UTF-8; rename it", ""),
-    "a name of two lines": (_put("a\nb/a.png"), r"train/a\nb has several lines", ""),
-    "a name with colours": (_put("\x1b[31mb/a.png"), r"train/\x1b[31mb has several lines or", ""),
+    "not UTF-8": (_NOT_UTF8, r"train/caf\xe9 is not UTF-8", ""),
+    "a name of two lines": (_put("a\nb/a.png"), r"train/a\nb is not UTF-8, or has control", ""),
     "an empty class": (
         _put(texts="wasp/a.mov"),
         "train has the class 'wasp', without images",
@@ -451,18 +341,9 @@ def test_odd_files_in_class_folders(dirs, caplog, change, expected, logged):
     assert lines[1:] == [logged] * bool(logged)
 
 
-def test_a_folder_of_another_encoding_is_a_line_and_not_a_traceback(dirs, capsys):
-    class_folders(dirs["manual_dir"], "food101", "train", "test")
-    _NOT_UTF8(dirs["manual_dir"] / "food101/train", Path())
-    given = ["--data-dir", str(dirs["data_dir"]), "--manual-dir", str(dirs["manual_dir"])]
-    assert main(["prepare", "food101@16", *given]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: the name of the folder ")
-
-
 @pytest.mark.parametrize(
     ("name", "before"),
-    [("food101@16", "3.0.0"), ("food101@16", "1.0.0"), ("imagenet200@16", "2.0.0")],
+    [("food101@16", "3.0.0"), ("imagenet200@16", "2.0.0")],
 )
 def test_what_another_version_prepared_is_refused(dirs, name, before):
     class_folders(dirs["manual_dir"], name.partition("@")[0], "train", "val")
