@@ -8,25 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from experiments.core.config import DataConfig, Folders, check_config
 from experiments.core.errors import ConfigError
 from experiments.core.protocol import Metric
-from experiments.core.storage import component, write_atomically, write_json, write_picture
-from experiments.datasets import (
-    lookup,
-    pinned,
-    short_name,
-)
+from experiments.core.storage import component, write_atomically, write_json
+from experiments.datasets import lookup, pinned, short_name
 from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.papers import build_protocol, classification
 from experiments.papers.classification import SPLITS, ClassificationData
-from experiments.reporting.grid import Axis, Comparison, Run
+from experiments.reporting.grid import Axis, Comparison, GridRun
 from experiments.reporting.grid_report import write_grid
 from experiments.reporting.markdown import format_value, plain, table
 from experiments.reporting.run import METRIC, code_version, describe_run, origin_lines, read_report
-from experiments.reporting.style import INK, MEDIUM, new_figure, series_mark, style_axes
 from experiments.run import RestoredRun, config_of_run, data_notes, load_run, seen_in_training
 from experiments.training.step import build_features
 
@@ -39,13 +32,9 @@ _METRICS = {
 
 _REPORT = {
     "run": {"version": str, "commit": str | None},
-    **dict.fromkeys(("version", "seen_in_training"), str),
-    **{"commit": str | None, "step": int, "metrics": [METRIC], "notes?": [str]},
+    **{"seen_in_training": str, "step": int, "metrics": [METRIC]},
 }
 """What a table of runs needs of a report, as a kind of `check_json`."""
-
-_ACCURACIES = ("accuracy", "best_test_accuracy")
-"""With the λ that was chosen on validation images, and on test images."""
 
 
 def evaluate_run_linear(
@@ -111,9 +100,8 @@ def evaluate_runs_linear(
         raise ConfigError("--baseline and --directory are for several runs")
     # The name has all settings, so that evaluations of a run do not overwrite each other.
     data = dataclasses.replace(data, name=pinned(data.name))
-    name = f"linear-{short_name(data.name)}" + (
-        "" if data.class_split == "all" else f"-{data.class_split}"
-    )
+    name = f"linear-{short_name(data.name)}"
+    name += "" if data.class_split == "all" else f"-{data.class_split}"
     found: dict[tuple[str, int], Path] = {}
     for path in paths:
         config = config_of_run(path)
@@ -125,28 +113,28 @@ def evaluate_runs_linear(
     labels = tuple(dict.fromkeys(label for label, _ in found))
     if baseline and baseline not in labels:
         raise ConfigError(f"no run has the label {baseline!r}; the runs have {', '.join(labels)}")
-    runs, written = [], []
+    evaluated, written = [], []
     for number, ((label, seed), path) in enumerate(found.items(), start=1):
         print(f"[{number}/{len(found)}] {path}", flush=True)
         run = load_run(path, checkpoint)
-        folder, stem = run.directory, name + ("" if checkpoint == "best" else f"-step{run.step}")
+        stem = name + ("" if checkpoint == "best" else f"-step{run.step}")
         stem = component(stem + ("" if data.holdout == 0.2 else f"-holdout{data.holdout}"))
-        file = folder / f"{stem}.json"
+        file = run.directory / f"{stem}.json"
         report = read_report(file, kind=_REPORT) if len(found) > 1 and file.exists() else None
         stored = report["run"] | {"step": report["step"]} if report else {}
         if report is None or not {"step": run.step, **code_version()}.items() <= stored.items():
             print("features, then classifiers …", flush=True)
             report = evaluate_run_linear(run, folders, data)
-            written = write_linear_report(folder, report, stem, command=command)
+            written = write_linear_report(run.directory, report, stem, command=command)
         common = {"seed": seed, "validation": None, "command": command}
-        runs.append(Run((label,), report | common))
-    if len(runs) == 1:
+        evaluated.append(GridRun((label,), report | common))
+    if len(evaluated) == 1:
         return written
-    trained_on = sorted({run.report["seen_in_training"] for run in runs} - {""})
+    trained_on = sorted({run.report["seen_in_training"] for run in evaluated} - {""})
     return write_grid(
         directory or Path("runs", component(name)),
         [Axis("loss", labels)],
-        runs,
+        evaluated,
         title=f"Linear evaluation on {classes_of(data.name, data.class_split)}",
         command=command,
         notes=[f"Backbones were trained on {seen}: this is not a transfer." for seen in trained_on],
@@ -168,20 +156,22 @@ def _preparation(trained_with: DataConfig, data: str, seen: tuple[int, int, int]
 
 def linear_report(report: dict[str, Any]) -> str:
     """The report of `evaluate_run_linear` as Markdown."""
-    result, percent = report["result"], partial(format_value, unit="%", digits=2)
+    result, run, accuracies = report["result"], report["run"], ("accuracy", "best_test_accuracy")
+    percent = partial(format_value, unit="%", digits=2)
     columns = {
         "λ chosen on": ("validation", "test, as in the paper"),
         "λ": [f"{result[key]:.3g}" for key in ("penalty", "best_test_penalty")],
-        "error (%)": [percent(1 - result[key]) for key in _ACCURACIES],
-        "accuracy (%)": [percent(result[key]) for key in _ACCURACIES],
+        "error (%)": [percent(1 - result[key]) for key in accuracies],
+        "accuracy (%)": [percent(result[key]) for key in accuracies],
         "class-mean accuracy (%)": (percent(result["class_mean_accuracy"]), None),
         "validation accuracy (%)": (percent(result["validation_accuracy"]), None),
     }
+    samples = (f"{result[f'{part}_samples']} {part}" for part in ("train", "validation", "test"))
     lines = [
-        f"{plain(_title(report))} ({report['classes']} classes; "
-        f"{result['train_samples']} training, {result['validation_samples']} validation and "
-        f"{result['test_samples']} test images) of the features of {plain(_run(report))}, "
-        f"d = {report['num_features']}.",
+        f"Linear evaluation on {plain(classes_of(report['data'], report['split']))} "
+        f"({report['classes']} classes; {', '.join(samples)} images) of the features of "
+        f"{plain(run['label'])} trained on {plain(run['data'])}, {run['sampling']} batches, seed "
+        f"{run['seed']}, step {report['step']}, d = {report['num_features']}.",
         "",
         *table([*columns], zip(*columns.values(), strict=True)),
         "",
@@ -190,72 +180,24 @@ def linear_report(report: dict[str, Any]) -> str:
     ]
     if report["stored_size"] != report["image_size"]:
         stored, seen = ("×".join(map(str, report[k])) for k in ("stored_size", "image_size"))
-        if len(report["stored_size"]) == 1:
-            stored = f"a shorter side of {stored}"
         lines.append(f"Images were resized from {stored} to {seen} pixels.")
-    if data := report["seen_in_training"]:
-        lines.append(f"The backbone was trained on {plain(data)}: this is not a transfer.")
+    if trained_on := report["seen_in_training"]:
+        lines.append(f"The backbone was trained on {plain(trained_on)}: this is not a transfer.")
     if missed := result["unconverged"] + (not result["converged"]):
         lines.append(f"{missed} solves ended before they met the tolerance.")
     return "\n".join([*lines, "", *origin_lines(report)])
 
 
-def linear_figure(report: dict[str, Any], *, command: str) -> Figure:
-    """Draws the accuracy on validation and test images against the penalty."""
-    result = report["result"]
-    figure = new_figure(
-        7.2,
-        4.4,
-        title=f"{_title(report)} ({report['classes']} classes)",
-        caption=f"Features of {_run(report)}. Curves: trained on {result['train_samples']} "
-        "images. Star and circle: trained on these and the validation images.",
-        command=command,
-    )
-    axes = figure.add_subplot()
-    style_axes(axes)
-    for number, name in enumerate(("validation", "test")):
-        values = [100 * value for value in result[name]]
-        label = f"{name} ({result[f'{name}_samples']} images)"
-        axes.plot(result["penalties"], values, label=label, **series_mark(number).style(line=True))
-    axes.axvline(result["penalty"], color=INK, linestyle=":", linewidth=1.1)
-    chosen, best = (format_value(result[key], "%") for key in _ACCURACIES)
-    star: Any = {"marker": "*", "markersize": 13, "color": series_mark(1).color}
-    circle: Any = {"marker": "o", "markersize": 9, "markerfacecolor": "none"}
-    star["label"] = f"chosen λ = {result['penalty']:.2g}: test {chosen} %"
-    circle["label"] = f"λ chosen on test, as in the paper: {best} %"
-    penalties = (result["penalty"], result["best_test_penalty"])
-    for penalty, key, style in zip(penalties, _ACCURACIES, (star, circle), strict=True):
-        axes.plot(penalty, 100 * result[key], linestyle="None", markeredgecolor=INK, **style)
-    penalty = "Penalty λ (weight of the L2 regularisation)"
-    axes.set(xscale="log", xlabel=penalty, ylabel="Accuracy (%)")
-    axes.legend(loc="best", frameon=False, fontsize=MEDIUM)
-    return figure
-
-
 def write_linear_report(
     directory: Path, report: dict[str, Any], name: str, *, command: str
 ) -> list[Path]:
-    """Writes NAME.md, .json and .png into the run directory; returns their paths."""
-    markdown, data, picture = (directory / f"{name}.{kind}" for kind in ("md", "json", "png"))
-    text = f"{linear_report(report)}\n\n![accuracy against λ]({picture.name})\n\n`{command}`\n"
-    return [
-        write_atomically(markdown, text),
-        write_json(data, report | {"command": command}),
-        write_picture(picture, linear_figure(report, command=command)),
-    ]
+    """Writes NAME.md and NAME.json into the run directory; returns their paths."""
+    text = f"{linear_report(report)}\n\n`{command}`\n"
+    markdown = write_atomically(directory / f"{name}.md", text)
+    return [markdown, write_json(directory / f"{name}.json", report | {"command": command})]
 
 
 def classes_of(data: str, split: str) -> str:
     """The classes of a split of a data set, as a phrase."""
     name = short_name(data)
     return name if split == "all" else f"the {split} classes of {name}"
-
-
-def _title(report: dict[str, Any]) -> str:
-    return f"Linear evaluation on {classes_of(report['data'], report['split'])}"
-
-
-def _run(report: dict[str, Any]) -> str:
-    run = report["run"]
-    trained = f"{run['label']} trained on {run['data']}, {run['sampling']} batches"
-    return f"{trained}, seed {run['seed']}, step {report['step']}"
