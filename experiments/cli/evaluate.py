@@ -130,8 +130,8 @@ class Linear:
     """Evaluate runs by linear classifiers on their frozen features, on any data set (protocol F).
 
     Softmax classifiers are trained by L-BFGS with 45 L2 penalties; the penalty is chosen on images
-    held out of the training images. Writes linear-DATA.md, .json and .png into each run directory;
-    of several runs, also a table and a figure, with one row for each loss.
+    held out of the training images. Writes linear-DATA.md and .json into each run directory; of
+    several runs, also a table and a figure, with one row for each loss.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]

@@ -131,11 +131,14 @@ def neighbours(view: View) -> Picture | None:
     if len(chosen) < 3:
         return None
     features, membership = side.outputs.features[chosen], side.membership[chosen]
-    order = np.random.default_rng(0).permutation(np.flatnonzero(membership.any(1)))
+    labelled = np.flatnonzero(membership.any(1))
+    every = space.nearest_neighbours(features, labelled, NEIGHBOURS)
+    order = np.random.default_rng(0).permutation(labelled)
     _, first = np.unique(membership[order].argmax(1), return_index=True)
     queries = order[np.sort(first)[:QUERIES]]
-    found = space.nearest_neighbours(features, queries, NEIGHBOURS)
+    found = every[np.searchsorted(labelled, queries)]
     shared = np.asarray((membership[queries, None] & membership[found]).any(2))
+    precision = float((membership[labelled, None] & membership[every]).any(2).mean())
     rows = []
     for query, nearest, right in zip(queries, found, shared, strict=True):
         own, others = membership[query], membership[nearest]
@@ -145,7 +148,6 @@ def neighbours(view: View) -> Picture | None:
         frames = np.where(right, "none", VERMILLION)
         tiles = [Tile(image, INK), Tile(), *map(Tile, images, frames, notes)]
         rows.append((textwrap.fill(short(names[0], 40), 14, max_lines=3, placeholder=" …"), tiles))
-    precision = space.neighbour_precision(features, membership, NEIGHBOURS)
     half = -(-len(rows) // 2)
     picture = Picture(
         "neighbours",

@@ -16,10 +16,10 @@ from experiments.datasets import lookup, pinned, short_name
 from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.papers import build_protocol, classification
 from experiments.papers.classification import SPLITS, ClassificationData
-from experiments.reporting.grid import Axis, Comparison, GridRun
-from experiments.reporting.grid_report import write_grid
-from experiments.reporting.markdown import format_value, plain, table
-from experiments.reporting.run import METRIC, code_version, describe_run, origin_lines, read_report
+from experiments.reporting.grid import Axis, Comparison, GridRun, make_grid
+from experiments.reporting.grid_report import grid_table, write_grid
+from experiments.reporting.markdown import format_value
+from experiments.reporting.run import METRIC, code_version, describe_run, read_report
 from experiments.run import RestoredRun, config_of_run, data_notes, load_run, seen_in_training
 from experiments.training.step import build_features
 
@@ -100,8 +100,9 @@ def evaluate_runs_linear(
         raise ConfigError("--baseline and --directory are for several runs")
     # The name has all settings, so that evaluations of a run do not overwrite each other.
     data = dataclasses.replace(data, name=pinned(data.name))
-    name = f"linear-{short_name(data.name)}"
-    name += "" if data.class_split == "all" else f"-{data.class_split}"
+    short, split = short_name(data.name), data.class_split
+    name = f"linear-{short}" + ("" if split == "all" else f"-{split}")
+    title = f"Linear evaluation on {short if split == 'all' else f'the {split} classes of {short}'}"
     found: dict[tuple[str, int], Path] = {}
     for path in paths:
         config = config_of_run(path)
@@ -122,24 +123,35 @@ def evaluate_runs_linear(
         file = run.directory / f"{stem}.json"
         report = read_report(file, kind=_REPORT) if len(found) > 1 and file.exists() else None
         stored = report["run"] | {"step": report["step"]} if report else {}
+        of_grid = {"seed": seed, "validation": None, "command": command}
         if report is None or not {"step": run.step, **code_version()}.items() <= stored.items():
             print("features, then classifiers …", flush=True)
             report = evaluate_run_linear(run, folders, data)
-            written = write_linear_report(run.directory, report, stem, command=command)
-        common = {"seed": seed, "validation": None, "command": command}
-        evaluated.append(GridRun((label,), report | common))
+            own = [GridRun((label,), report | of_grid)]
+            grid = make_grid([Axis("loss", (label,))], own)
+            text = grid_table(grid, own, title=title, notes=linear_notes(report) + trained_on(own))
+            written = [
+                write_atomically(run.directory / f"{stem}.md", text),
+                write_json(file, report | {"command": command}),
+            ]
+        evaluated.append(GridRun((label,), report | of_grid))
     if len(evaluated) == 1:
         return written
-    trained_on = sorted({run.report["seen_in_training"] for run in evaluated} - {""})
     return write_grid(
         directory or Path("runs", component(name)),
         [Axis("loss", labels)],
         evaluated,
-        title=f"Linear evaluation on {classes_of(data.name, data.class_split)}",
+        title=title,
         command=command,
-        notes=[f"Backbones were trained on {seen}: this is not a transfer." for seen in trained_on],
+        notes=trained_on(evaluated),
         comparison=Comparison(("loss", baseline) if baseline else None),
     )
+
+
+def trained_on(evaluated: Sequence[GridRun]) -> list[str]:
+    """What test images the backbones may have been trained on, as sentences."""
+    seen = sorted({run.report["seen_in_training"] for run in evaluated} - {""})
+    return [f"Backbones were trained on {data}: this is not a transfer." for data in seen]
 
 
 def _preparation(trained_with: DataConfig, data: str, seen: tuple[int, int, int]) -> DataConfig:
@@ -154,50 +166,27 @@ def _preparation(trained_with: DataConfig, data: str, seen: tuple[int, int, int]
     return dataclasses.replace(trained_with, image_size=seen[0])
 
 
-def linear_report(report: dict[str, Any]) -> str:
-    """The report of `evaluate_run_linear` as Markdown."""
-    result, run, accuracies = report["result"], report["run"], ("accuracy", "best_test_accuracy")
-    percent = partial(format_value, unit="%", digits=2)
-    columns = {
-        "λ chosen on": ("validation", "test, as in the paper"),
-        "λ": [f"{result[key]:.3g}" for key in ("penalty", "best_test_penalty")],
-        "error (%)": [percent(1 - result[key]) for key in accuracies],
-        "accuracy (%)": [percent(result[key]) for key in accuracies],
-        "class-mean accuracy (%)": (percent(result["class_mean_accuracy"]), None),
-        "validation accuracy (%)": (percent(result["validation_accuracy"]), None),
-    }
+def linear_notes(report: dict[str, Any]) -> list[str]:
+    """How the numbers of `evaluate_run_linear` came about, and what limits them, as sentences."""
+    result, run, percent = (
+        report["result"],
+        report["run"],
+        partial(format_value, unit="%", digits=2),
+    )
     samples = (f"{result[f'{part}_samples']} {part}" for part in ("train", "validation", "test"))
-    lines = [
-        f"Linear evaluation on {plain(classes_of(report['data'], report['split']))} "
-        f"({report['classes']} classes; {', '.join(samples)} images) of the features of "
-        f"{plain(run['label'])} trained on {plain(run['data'])}, {run['sampling']} batches, seed "
+    notes = [
+        f"{report['classes']} classes; {', '.join(samples)} images.",
+        f"Features: {run['label']} trained on {run['data']}, {run['sampling']} batches, seed "
         f"{run['seed']}, step {report['step']}, d = {report['num_features']}.",
-        "",
-        *table([*columns], zip(*columns.values(), strict=True)),
-        "",
-        f"λ is the best of {len(result['penalties'])}. Compare the row of λ chosen on the test "
-        "images with published tables only. Trained on training and validation images.",
+        f"λ = {result['penalty']:.3g}, the best of {len(result['penalties'])} on validation images "
+        f"({percent(result['validation_accuracy'])} %), gives {percent(result['accuracy'])} % on "
+        f"test images. λ = {result['best_test_penalty']:.3g}, chosen on test images as in the "
+        f"paper, gives {percent(result['best_test_accuracy'])} %: compare it with published tables "
+        "only. Both classifiers are trained on training and validation images.",
     ]
     if report["stored_size"] != report["image_size"]:
         stored, seen = ("×".join(map(str, report[k])) for k in ("stored_size", "image_size"))
-        lines.append(f"Images were resized from {stored} to {seen} pixels.")
-    if trained_on := report["seen_in_training"]:
-        lines.append(f"The backbone was trained on {plain(trained_on)}: this is not a transfer.")
+        notes.append(f"Images were resized from {stored} to {seen} pixels.")
     if missed := result["unconverged"] + (not result["converged"]):
-        lines.append(f"{missed} solves ended before they met the tolerance.")
-    return "\n".join([*lines, "", *origin_lines(report)])
-
-
-def write_linear_report(
-    directory: Path, report: dict[str, Any], name: str, *, command: str
-) -> list[Path]:
-    """Writes NAME.md and NAME.json into the run directory; returns their paths."""
-    text = f"{linear_report(report)}\n\n`{command}`\n"
-    markdown = write_atomically(directory / f"{name}.md", text)
-    return [markdown, write_json(directory / f"{name}.json", report | {"command": command})]
-
-
-def classes_of(data: str, split: str) -> str:
-    """The classes of a split of a data set, as a phrase."""
-    name = short_name(data)
-    return name if split == "all" else f"the {split} classes of {name}"
+        notes.append(f"{missed} solves ended before they met the tolerance.")
+    return notes
