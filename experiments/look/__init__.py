@@ -12,7 +12,7 @@ from experiments.look.charts import by_class, reliability, similarity, spectrum,
 from experiments.look.images import class_map, hard_episodes, neighbours, overview
 from experiments.look.page import write_page
 from experiments.look.view import view_run
-from experiments.reporting.run import describe_run, read_report, version_text
+from experiments.reporting.run import describe_run, version_text
 from experiments.reporting.style import STYLE
 from experiments.run import data_notes, load_run, split_of
 
@@ -56,12 +56,10 @@ def look_at_run(
     described = describe_run(config, protocol)
     name = "look" if wanted == protocol.splits[-1] else f"look-{wanted}"
     name += "" if checkpoint == "best" else f"-step{run.step}"
-    report = run.directory / "report.json"
     return write_page(
         run.directory / name,
         pictures,
         [*data_notes(config.data.name), *notes, *run.notes, version_text(described)],
-        read_report(report) if report.exists() else None,
         title=f"{described['label']} on {described['data']}",
         summary=f"Features of {' and '.join(parts)}, d = {run.plan.num_features}, checkpoint of "
         f"step {run.step}, {described['sampling']} batches, seed {described['seed']}.",

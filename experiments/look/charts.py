@@ -16,7 +16,7 @@ from experiments.look.page import Picture, Tile, draw_rows, short
 from experiments.look.view import Side, View
 from experiments.papers.hyperspherical import calibrated_logits
 from experiments.reporting.markdown import scaled, with_unit
-from experiments.reporting.style import BLUE, COLORS, GREEN, GREY, INK, VERMILLION
+from experiments.reporting.style import BLUE, COLORS, GREY, INK, VERMILLION
 from experiments.training.run_directory import METRICS_FILE, read_metrics
 
 _STRIP = 1.8  # Inches of the height of a row of images below a chart.
@@ -116,12 +116,6 @@ def by_class(view: View) -> Picture:
         axes.set(ylim=(0, 103), ylabel=measure, title=f"{of.split} images, mean {100 * mean:.1f} %")
         axes.grid(visible=False, axis="x")
         _count_along(axes)
-        if not balanced:
-            twin = axes.twinx()
-            twin.plot(bars, table["images"], color=GREEN, linewidth=2)
-            twin.set_yscale("log")
-            twin.set_ylabel("training images", color=GREEN)
-            twin.yaxis.set_major_formatter("{x:,.0f}")
         by_name = dict(zip(of.names_of(table.index), table["value"].tolist(), strict=True))
         picture.numbers[of.split] = {"mean": mean, "classes": by_name}
     # Of equal values, the class with the most training images is the most surprising.

@@ -118,7 +118,7 @@ def draw_map(
         if len(taken) < tiles and (np.abs(taken - point).max(1) >= _OVERLAP * side).all():
             taken = np.concatenate([taken, point[None]])
             (image,) = clouds[number][0].outputs.images(rows[number][[turn]])
-            draw_image(axes, image, *point, side, COLORS[number])
+            draw_image(axes, image, point[0], point[1], side, COLORS[number])
     return {"variance_shares": shares.tolist(), "images_drawn": len(taken)}
 
 

@@ -16,7 +16,6 @@ from matplotlib.patches import Rectangle
 
 from experiments.core.storage import write_atomically, write_json, write_picture
 from experiments.core.terminal import one_line
-from experiments.reporting.markdown import format_value
 from experiments.reporting.style import INK, new_figure
 
 
@@ -92,7 +91,6 @@ nav a {{ display: inline-block; margin-right: 1rem; }}
 p, li, figcaption {{ max-width: 50rem; }}
 figure {{ margin: 1rem 0 3rem; overflow-x: auto; }}
 img {{ width: 100%; min-width: 44rem; }}
-th, td {{ padding-right: 1rem; text-align: left; }}
 code {{ overflow-wrap: anywhere; }}
 </style>
 </head>
@@ -100,7 +98,6 @@ code {{ overflow-wrap: anywhere; }}
 <h1>{title}</h1>
 <p>{summary}</p>
 <nav>{links}</nav>
-{table}
 {sections}
 <footer><ul>{notes}</ul><code>{command}</code></footer>
 </body>
@@ -116,31 +113,15 @@ def escape(text: str) -> str:
     return escape_html(one_line(text))
 
 
-def _report_table(report: dict[str, Any]) -> str:
-    """The metrics of a run's report, or nothing."""
-    rows = []
-    for metric in report.get("metrics", ()):
-        unit, bar = metric["unit"], metric["interval"]
-        text = f"{format_value(metric['value'], unit)} {unit}"
-        text += f" ± {format_value(bar, unit)}" if bar else ""
-        rows.append(f"<tr><th>{escape(metric['name'])}</th><td>{text}</td></tr>")
-    if not rows:
-        return ""
-    caption = f"Report of step {report['step']}, {report['split']} images"
-    return f"<table><caption>{escape(caption)}</caption><tbody>{''.join(rows)}</tbody></table>"
-
-
 def write_page(
     directory: Path,
     pictures: Sequence[Picture],
     notes: Sequence[str],
-    report: dict[str, Any] | None = None,
     **texts: str,
 ) -> list[Path]:
     """Writes the page, the numbers of its pictures, and the pictures; returns the paths.
 
-    The texts are `title`, `summary` and `command`; the report is that of the run, if it has one.
-    Pictures are part of the page's text.
+    The texts are `title`, `summary` and `command`. Pictures are part of the page's text.
     """
     directory.mkdir(parents=True, exist_ok=True)
     files, sections = [], []
@@ -151,7 +132,6 @@ def write_page(
         sections.append(_SECTION.format(name=picture.name, data=data, **words))
     page = _PAGE.format(
         links="\n".join(f'<a href="#{p.name}">{escape(p.title)}</a>' for p in pictures),
-        table=_report_table(report or {}),
         sections="\n".join(sections),
         notes="".join(f"<li>{escape(note)}</li>" for note in notes),
         **{name: escape(text) for name, text in texts.items()},

@@ -33,15 +33,6 @@ class Axis(NamedTuple):
     settings: tuple[Mapping[str, Any], ...] = ()
     """For each label, values by option."""
 
-    @property
-    def numbers(self) -> list[float] | None:
-        """Positions of the labels if they are numbers; with `all`, which is last, their ranks."""
-        try:
-            values = [math.inf if label == ALL else float(label) for label in self.labels]
-        except ValueError:
-            return None
-        return [float(sorted(values).index(at)) for at in values] if ALL in self.labels else values
-
 
 class GridRun(NamedTuple):
     """A finished run of a grid: its place, its report.json and its episodes.npz."""
@@ -187,13 +178,17 @@ def _values(
             of_pair = pair_metrics.measure(run.report, other.report)
             measured |= {value["name"]: value for value in of_pair}
         for name in metrics:
-            row, values = at | {"metric": name}, [m.get(name, {}) for m in (measured, of_baseline)]
-            row["value"], theirs = (of.get("value") for of in values)
-            row["interval"] = values[0].get("interval")
-            row["diverged"] = "diverged" in run.report if run else None
-            if None not in (row["value"], theirs):
-                row["difference"] = row["value"] - theirs
-            row["own_difference"] = _episode_interval(run, other, name) if run and other else None
+            own, theirs = measured.get(name, {}), of_baseline.get(name, {})
+            value, base = own.get("value"), theirs.get("value")
+            row: dict[str, Any] = {
+                **at,
+                "metric": name,
+                "value": value,
+                "interval": own.get("interval"),
+                "diverged": "diverged" in run.report if run else None,
+                "difference": None if value is None or base is None else value - base,
+                "own_difference": _episode_interval(run, other, name) if run and other else None,
+            }
             rows.append(row)
     columns = ["value", "interval", "diverged", "difference", "own_difference"]
     frame: Frame = pd.DataFrame(rows, columns=[*names, "metric", *columns])

@@ -12,7 +12,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.core.storage import write_atomically, write_json, write_picture
@@ -209,90 +208,57 @@ def _run_lines(runs: Sequence[GridRun]) -> Iterator[str]:
 def grid_figure(grid: Grid, *, difference: bool, title: str, command: str) -> Figure | None:
     """Draws means, or differences to the baseline, in a panel for each metric that has values.
 
-    If the labels of the last axis are numbers, lines run along it, one for each combination of the
-    other axes. Else every label of the first axis is a row, in which the combinations of the other
-    axes have marks of their own. None if there are no values.
+    Every label of the first axis is a row, in which the combinations of the other axes have marks
+    of their own, with a thin tick for each of several repetitions. None if there are no values.
     """
     frame = grid.differences if difference else grid.means
     metrics = frame["mean"].dropna().index.unique("metric")
     if metrics.empty:
         return None
     if difference:
-        axes, filled = _compared(grid), frame["mean"].abs() > frame["interval"]
+        axis, filled = _compared(grid)[0], frame["mean"].abs() > frame["interval"]
         title += f": differences from {' = '.join(grid.comparison.baseline or ())}"
         bars = frame["interval"].fillna(frame["own"])
         caption = "Paired differences over {}. Bars: 95 % interval; for one pair, over its "
         caption += "episodes. Filled: the interval over several pairs excludes 0."
     else:
-        axes, filled = grid.axes, True
+        axis, filled = grid.axes[0], True
         bars = frame["interval"].where(frame["n"] > 2, frame["deviation"])
         bars = bars.fillna(frame["own"].where(frame["found"] == 1))
         caption = "Means over {}. Bars: 95 % interval; for two runs, the standard deviation; for "
         caption += "one run, the 95 % interval over its episodes."
     caption = f"{caption.format(grid.repeated)} Thin ticks: single repetitions. Command: {command}"
-    along = axes[-1].numbers is not None and len(axes[-1].labels) > 1
-    axis, others = (axes[-1], slice(-1)) if along else (axes[0], slice(1, None))
-    names, every = [other.name for other in axes[others]], _places(grid.axes[others])
+    # The same marks with and without a baseline.
+    names, every = [other.name for other in grid.axes[1:]], _places(grid.axes[1:])
     columns = min(3, len(metrics))
     rows = -(-len(metrics) // columns)
-    height = 2.9 if along else 0.8 + (0.2 + 0.14 * len(every)) * len(axis.labels)
-    figure = style.new_figure(3.6 * columns + 1, height * rows, title=title, caption=caption)
-    panels = figure.subplots(rows, columns, sharey=not along, squeeze=False).ravel()
-    numbers = (along and axis.numbers) or range(len(axis.labels))
-    positions = dict(zip(axis.labels, numbers, strict=True))
-    at = frame.index.get_level_values(axis.name).map(positions)
+    height = (0.8 + (0.2 + 0.14 * len(every)) * len(axis.labels)) * rows
+    figure = style.new_figure(3.6 * columns + 1, height, title=title, caption=caption)
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+    at = frame.index.get_level_values(axis.name).map(axis.labels.index)
     frame = frame.assign(bar=bars.fillna(0), filled=filled, at=at).dropna(subset="mean")
     for panel, name in itertools.zip_longest(panels, metrics):
         if name is None:
             panel.remove()
             continue
-        metric = grid.metrics[name]
-        panel.set_title(md.metric_heading(metric, difference=difference), wrap=True)
-        found = frame.loc[[name]].sort_values("at")
+        unit, found = grid.metrics[name].unit, frame.loc[[name]]
+        panel.set_title(md.metric_heading(grid.metrics[name], difference=difference), wrap=True)
+        panel.grid(visible=False, axis="y")
         for series, of in found.groupby(level=names) if names else [((), found)]:
             number = every.index(series)
-            at = of["at"] if along else of["at"] + 0.5 * (number + 0.5) / len(every) - 0.25
-            mark = style.series_mark(number) | {"label": ", ".join(series)}
-            _draw_series(panel, mark, of.assign(at=at), metric.unit, along=along)
-        if along:
-            if min(numbers) > 0 and max(numbers) >= 6 * min(numbers):
-                panel.set_xscale("log")
-            panel.set_xticks([], minor=True)
-            panel.set_xticks(numbers, axis.labels, rotation="vertical" if len(numbers) > 5 else 0)
-            panel.set_xlabel(axis.name)
-        else:
-            panel.grid(visible=False, axis="y")
+            mark = style.series_mark(number) | {"linestyle": "None"}
+            of = of.assign(at=of["at"] + 0.5 * (number + 0.5) / len(every) - 0.25)
+            bar, text = md.scaled(of["bar"].to_numpy(), unit), ", ".join(series)
+            panel.errorbar(md.scaled(of["mean"], unit), of["at"], xerr=bar, **mark, label=text)
+            hollow, several = of[~of["filled"]], of[of["n"] > 1].explode("values")
+            mark |= {"markerfacecolor": "white", "zorder": 5}
+            panel.plot(md.scaled(hollow["mean"], unit), hollow["at"], **mark)
+            panel.plot(md.scaled(several["values"], unit), several["at"], "|", color=style.INK)
         if difference:
-            (panel.axhline if along else panel.axvline)(0, color=style.INK, linewidth=0.9)
-    if not along:
-        panels[0].set_yticks(numbers, axis.labels)
-        panels[0].set(ylim=(len(numbers) - 0.5, -0.5), ylabel=axis.name)
+            panel.axvline(0, color=style.INK, linewidth=0.9)
+    panels[0].set_yticks(range(len(axis.labels)), axis.labels)
+    panels[0].set(ylim=(len(axis.labels) - 0.5, -0.5), ylabel=axis.name)
     if len(every) > 1:
-        handles = {
-            h.get_label(): h for panel in panels for h in panel.get_legend_handles_labels()[0]
-        }
-        order = [handles[label] for label in map(", ".join, every) if label in handles]
-        figure.legend(handles=order, title=", ".join(names), loc="outside right upper")
+        handles, texts = panels[0].get_legend_handles_labels()
+        figure.legend(handles, texts, title=", ".join(names), loc="outside right upper")
     return figure
-
-
-def _draw_series(
-    panel: Axes, mark: dict[str, Any], found: Frame, unit: str, *, along: bool
-) -> None:
-    """Means with bars, and a thin tick for each of several repetitions.
-
-    If `along`, positions are along x and the means are joined by a line. Else they are along y.
-    """
-
-    def xy(rows: Frame, column: str = "mean") -> list[Any]:
-        points = [rows["at"].to_numpy(), md.scaled(rows[column].to_numpy(float), unit)]
-        return points if along else points[::-1]
-
-    points: Any = {"linestyle": "None"}
-    bars = {"yerr" if along else "xerr": md.scaled(found["bar"].to_numpy(), unit)}
-    panel.errorbar(*xy(found), **bars, **mark | ({} if along else points), elinewidth=1.6)
-    hollow = {**mark, **points, "markerfacecolor": "white", "label": None, "zorder": 5}
-    panel.plot(*xy(found[~found["filled"]]), **hollow)
-    values = found[found["n"] > 1].explode("values")
-    points |= {"color": style.INK, "markersize": 5, "markeredgewidth": 0.8, "zorder": 4}
-    panel.plot(*xy(values, "values"), "_" if along else "|", **points)

@@ -102,7 +102,8 @@ def write_report(
     report, paths = dict(report), []
     if episodes := report.pop("episodes", None):
         archive, file = io.BytesIO(), EPISODES if name == "report" else f"{name}-{EPISODES}"
-        np.savez(archive, **{of: np.asarray(values, np.float32) for of, values in episodes.items()})
+        arrays: Any = {of: np.asarray(values, np.float32) for of, values in episodes.items()}
+        np.savez(archive, **arrays)
         paths = [write_atomically(directory / file, archive.getvalue())]
     # The JSON comes last: it marks a run as finished.
     markdown = write_atomically(directory / f"{name}.md", report_text(protocol, report) + "\n")

@@ -38,10 +38,6 @@ from experiments.run import (
 )
 from experiments.training.run_directory import check_run_directory
 
-_SUBSETS = (
-    "Subsets overlap and share their test images: means and intervals over data.subset_seed "
-    "describe repetition over such subsets, not over new data."
-)
 _ALL_AT_0 = ("data.classes", "data.samples_per_class")
 """Options whose value 0 means all."""
 
@@ -211,8 +207,6 @@ def run_grid(
             print(found["diverged"], flush=True)
     labels = {plan.protocol.description["label"] for plan in plans}
     loss = labels if len(labels) == 1 else ()  # The axes name several.
-    paired = (axis.settings[0] for axis in axes if axis.name == comparison.pairs_over)
-    subsets = any("data.subset_seed" in options for options in paired)
 
     def write() -> list[Path]:
         return write_grid(
@@ -224,7 +218,6 @@ def run_grid(
             ],
             title=title or ", ".join([f"{config.protocol} on {config.data.name}", *loss]),
             command=command,
-            notes=[_SUBSETS] * subsets,
             metrics=metrics,
             comparison=comparison,
             pair_metrics=pair_metrics,

@@ -189,34 +189,20 @@ def test_without_values_there_is_no_figure(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"table.md", "table.json"}
 
 
-def test_numbers_of_an_axis():
-    assert Axis("n", ("5", "10")).numbers == [5, 10]
-    assert Axis("n", ("a", "10")).numbers is None
-    assert Axis("n", ("all", "10", "5")).numbers == [2, 1, 0]
-
-
 def bar_of(panel):
     (segments,) = panel.containers[0].lines[2]
     (bar,) = segments.get_segments()[0].T[np.ptp(segments.get_segments()[0], axis=0) > 0]
     return bar
 
 
-def test_curves_have_means_in_the_order_of_their_numbers_and_intervals():
-    values = {"0.0": (0.10, 0.14, 0.12), "-0.1": (0.3, 0.5, 0.1), "0.05": (0.2, 0.2, 0.2)}
-    figure = figure_of([Axis("loss.margin", tuple(values))], runs_of(values, ERROR, RATIO))
-    panel, other = figure.axes
-    points = np.array([[-0.1, 30], [0, 12], [0.05, 20]])
-    np.testing.assert_allclose(panel.containers[0].lines[0].get_xydata(), points, atol=1e-9)
-    half = 100 * by_scipy(values["-0.1"])
-    assert bar_of(panel) == pytest.approx([30 - half, 30 + half])
-    assert [panel.get_title(), other.get_title()] == ["error (%) ↓", "discriminability"]
-    assert (panel.get_xlabel(), panel.get_xscale()) == ("loss.margin", "linear")
-    # Two seeds have a standard deviation; a wide range is logarithmic.
-    values = dict.fromkeys(("25", "250"), (0.10, 0.14))
-    (panel,) = figure_of([Axis("n", ("25", "250"))], runs_of(values, ERROR)).axes
+def test_bars_are_intervals_of_three_seeds_and_deviations_of_two():
+    values = (0.10, 0.14, 0.12)
+    figure = figure_of([METHODS], runs_of({"softmax": values, "loose": (0.2,) * 3}, ERROR, RATIO))
+    half = 100 * by_scipy(values)
+    assert bar_of(figure.axes[0]) == pytest.approx([12 - half, 12 + half])
+    assert [panel.get_title() for panel in figure.axes] == ["error (%) ↓", "discriminability"]
+    (panel,) = figure_of([METHODS], runs_of({"softmax": values[:2]}, ERROR)).axes
     assert bar_of(panel) == pytest.approx([12 - 8**0.5, 12 + 8**0.5])
-    assert [text.get_text() for text in panel.get_xticklabels()] == ["25", "250"]
-    assert panel.get_xscale() == "log"
 
 
 def test_rows_hold_a_mark_for_every_combination():
@@ -246,13 +232,13 @@ def test_differences_are_drawn_around_zero():
     (panel,), (legend,) = figure.axes, figure.legends
     assert panel.get_title() == "error (points) ↓"
     line = panel.containers[0][0]
-    assert line.get_ydata().tolist() == pytest.approx([2.1, 0.05])
-    assert line.get_color() == series_mark(1)["color"]  # As in the figure of the means.
+    assert line.get_xdata().tolist() == pytest.approx([2.1])
+    assert line.get_color() == series_mark(0)["color"]
     hollow = [line for line in panel.lines if line.get_markerfacecolor() == "white"]
-    assert [line.get_ydata().tolist() for line in hollow] == [pytest.approx([0.05])]
-    assert any(np.asarray(line.get_ydata()).tolist() == [0, 0] for line in panel.lines)
+    assert [line.get_xdata().tolist() for line in hollow] == [[], [pytest.approx(0.05)]]
+    assert any(np.asarray(line.get_xdata()).tolist() == [0, 0] for line in panel.lines)
     assert figure.get_suptitle() == "T: differences from Method = softmax"
-    assert [text.get_text() for text in legend.get_texts()] == ["loose"]
+    assert [text.get_text() for text in legend.get_texts()] == ["1", "100"]
 
 
 def measure_sum(report, baseline):

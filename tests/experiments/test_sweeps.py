@@ -226,7 +226,6 @@ def test_runs_are_compared_pooled_and_chosen(tmp_path, folders, capsys):
     over = "loss.name=loose data.samples_per_class/data.subset_seed=5/0,6/1"
     output, _ = table("subsets", f"{over} --pairs-over data.subset_seed")
     assert "Means over data.samples_per_class 5, 6, each a mean of seed 0." in output
-    assert "- Subsets overlap and share their test images: means and intervals over" in output
 
 
 @pytest.mark.long
