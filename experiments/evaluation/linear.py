@@ -33,17 +33,17 @@ class Labelled(NamedTuple):
 
 
 class Classifiers(NamedTuple):
-    """The classifiers of L penalties, in their order: kernels [L, d, C] and biases [L, C].
-
-    The objectives [L] are mean cross-entropy + λ/(2n) ‖W‖²; those that met the tolerance are
-    `converged`.
-    """
+    """The classifiers of L penalties, in their order."""
 
     kernels: np.ndarray
+    """[L, d, C]."""
     biases: np.ndarray
+    """[L, C]."""
     objectives: np.ndarray
+    """[L]: mean cross-entropy + λ/(2n) ‖W‖²."""
     iterations: np.ndarray
     converged: np.ndarray
+    """Whether they met the tolerance."""
 
     def accuracies(self, data: Labelled) -> np.ndarray:
         """The accuracy of each on samples of the same classes: float32 [L]."""
@@ -87,16 +87,10 @@ def evaluate_linear(
 ) -> dict[str, Any]:
     """Transfer to a data set by linear classifiers, as JSON types; accuracies in [0, 1].
 
-    Of equally good penalties, the largest is chosen. The result has:
-
-    - `penalty` and `validation_accuracy`: those of the best classifier of the training set on the
-      validation set; `accuracy` and `class_mean_accuracy`, on the test set with this penalty, of a
-      classifier of both sets, and whether its training was `converged`.
-    - `best_test_penalty` and `best_test_accuracy`, as the paper reports it: of classifiers of both
-      sets, chosen on the test set.
-    - `penalties`, and the accuracies on `validation` and `test` with each, of classifiers of the
-      training set; `unconverged`: how many of all solves did not meet the tolerance.
-    - `train_samples`, `validation_samples` and `test_samples`.
+    Classifiers of the training set choose the `penalty` on the validation set, of equally good ones
+    the largest; those of both sets give the results on the test set. `best_test_penalty` and its
+    accuracy are chosen on the test set, as in the paper. `validation` and `test` have the accuracy
+    of the training set's classifiers for each of the `penalties`.
     """
     num_classes = 1 + max(int(np.max(part.labels)) for part in (train, validation, test))
     both = Labelled(*(np.concatenate(parts) for parts in zip(train, validation, strict=True)))

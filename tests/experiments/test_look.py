@@ -261,7 +261,7 @@ def test_an_image_is_drawn_upright_in_its_square(channels):
     axes = Figure(dpi=100).subplots()
     draw_image(axes, image, 2, 5, 1, "red")
     drawn = axes.images[0]
-    np.testing.assert_array_equal(np.asarray(drawn.get_array()), image)
+    np.testing.assert_array_equal(drawn.get_array(), image.squeeze())
     assert (drawn.origin, drawn.get_clim()[0] if channels == 1 else 0) == ("upper", 0)
     assert drawn.get_extent() == pytest.approx([1.56, 2.44, 4.56, 5.44])
 
