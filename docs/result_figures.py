@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import matplotlib
+
 from experiments.core.storage import write_picture
 from experiments.reporting import style
 
@@ -172,7 +174,6 @@ def draw(name: str, picture: Picture) -> None:
         panel.set_ylim(len(rows) - 0.5, -0.5)
         panel.tick_params(axis="y", length=0)
         panel.set_xlabel("points" if picture.over else "%")
-        style.style_axes(panel)
         if picture.over:
             panel.axvline(0, color=style.INK, linewidth=0.9, zorder=1)
     write_picture(EXPERIMENTS / "figures" / f"{name}.png", figure)
@@ -197,20 +198,20 @@ def draw_curves(name: str, picture: Picture) -> None:
                 lines.setdefault(of, []).append(point)
         for number, (of, points) in enumerate(lines.items()):
             steps, values, bars = zip(*points, strict=True)
-            marks = style.series_mark(number).style(line=True)
+            marks = style.series_mark(number)
             panel.errorbar(steps, values, yerr=bars, capsize=2, label=of, **marks)
         panel.set_title(heading, size=style.MEDIUM)
         panel.set(xscale="log", xlabel="steps", ylabel="%" if place == 0 else "")
         panel.set_xticks(steps, [f"{step:,}" for step in steps])
         panel.minorticks_off()
-        style.style_axes(panel)
         if place == len(headings) - 1:
             panel.legend(frameon=False, fontsize=style.SMALL, loc="lower right")
     write_picture(EXPERIMENTS / "figures" / f"{name}.png", figure)
 
 
 if __name__ == "__main__":
-    for file, picture in FIGURES.items():
-        draw(file, picture)
-    for file, picture in CURVES.items():
-        draw_curves(file, picture)
+    with matplotlib.rc_context(style.STYLE):
+        for file, picture in FIGURES.items():
+            draw(file, picture)
+        for file, picture in CURVES.items():
+            draw_curves(file, picture)

@@ -10,8 +10,6 @@ from jax import Array
 
 Values: TypeAlias = np.ndarray | Array
 
-_HEAD, _HEAD_AND_MEDIUM = 36, 71  # Per cent of the classes: the head, and with the medium ones.
-
 
 class Calibration(NamedTuple):
     """The expected calibration error, and bins [B] with their means, NaN in an empty one."""
@@ -38,13 +36,6 @@ class ClassificationResult(NamedTuple):
     calibration_error: float
 
 
-def class_accuracies(predictions: Values, labels: Values, num_classes: int) -> np.ndarray:
-    """The accuracy of every class: float64 [C], in [0, 1]; NaN for a class without a sample."""
-    predictions, labels = np.asarray(predictions), np.asarray(labels)
-    right = np.bincount(labels[predictions == labels], minlength=num_classes)
-    return _ratio(right, np.bincount(labels, minlength=num_classes))
-
-
 class SharedPredictions(NamedTuple):
     """How often two samples are given to the same class; None where there is no pair."""
 
@@ -52,6 +43,13 @@ class SharedPredictions(NamedTuple):
     """Of the pairs of samples with one label: the mean over labels."""
     chance: float | None
     """Of all pairs of samples: the mean of the share over all permutations of the labels."""
+
+
+def class_accuracies(predictions: Values, labels: Values, num_classes: int) -> np.ndarray:
+    """The accuracy of every class: float64 [C], in [0, 1]; NaN for a class without a sample."""
+    predictions, labels = np.asarray(predictions), np.asarray(labels)
+    right = np.bincount(labels[predictions == labels], minlength=num_classes)
+    return _ratio(right, np.bincount(labels, minlength=num_classes))
 
 
 def shared_predictions(predictions: Values, labels: Values) -> SharedPredictions:
@@ -75,15 +73,13 @@ def shared_predictions(predictions: Values, labels: Values) -> SharedPredictions
 def frequency_groups(train_counts: Values | Sequence[int]) -> dict[str, np.ndarray]:
     """Head, medium and tail: classes by how many training samples they have.
 
-    The 36 % of the classes with the most samples are the head, those up to 71 % medium, the others
-    the tail, each number rounded down: classes 0–35, 36–70 and 71–99 of CIFAR-100-LT, which are
-    sorted by size. Of classes of one size the first count as larger. There are C ≥ 3 counts, and
-    the result has the classes of `head`, `medium` and `tail`, each int64 and rising.
+    The 36 % of the C ≥ 3 classes with the most samples are the head, those up to 71 % medium, the
+    others the tail, each number rounded down: classes 0–35, 36–70 and 71–99 of CIFAR-100-LT. Of
+    classes of one size the first count as larger. Classes of a group are int64 and rising.
     """
     counts = np.asarray(train_counts)
-    order = np.argsort(-counts, kind="stable")
-    cuts = [share * len(counts) // 100 for share in (_HEAD, _HEAD_AND_MEDIUM)]
-    parts = np.split(order, cuts)
+    cuts = [share * len(counts) // 100 for share in (36, 71)]
+    parts = np.split(np.argsort(-counts, kind="stable"), cuts)
     return {name: np.sort(p) for name, p in zip(("head", "medium", "tail"), parts, strict=True)}
 
 
@@ -94,10 +90,7 @@ def mean_accuracy(accuracies: np.ndarray) -> float | None:
 
 
 def softmax_confidences(logits: Values) -> np.ndarray:
-    """The largest probability of the softmax in every row of [n, C]: float64 [n].
-
-    Multiply cosines by the scale that the model was trained with.
-    """
+    """The largest probability of the softmax in every row of [n, C]: float64 [n]."""
     logits = np.asarray(logits, np.float64)
     return 1 / np.exp(logits - logits.max(1, keepdims=True)).sum(1)
 

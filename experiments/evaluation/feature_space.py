@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-_ELEMENTS_AT_ONCE = 2**23
-"""Similarities held at once: bounds the work space to about 64 MB."""
-_MOST_ORDERED = 400
-"""With more classes, the optimal order of the leaves takes minutes."""
+_ELEMENTS_AT_ONCE = 2**23  # Similarities held at once: bounds the work space to about 64 MB.
+_MOST_ORDERED = 400  # With more classes, the optimal order of the leaves takes minutes.
 
 
 def unit_features(features: np.ndarray) -> np.ndarray:
@@ -25,11 +23,9 @@ def principal_axes(features: np.ndarray) -> np.ndarray:
     """The two directions in which features [n, d] vary most: orthonormal float64 [d, 2]."""
     features = np.asarray(features, np.float64)
     centered = features - features.mean(0)
-    _, vectors = np.linalg.eigh(centered.T @ centered)
-    axes = vectors[:, ::-1][:, :2]
+    axes = np.linalg.eigh(centered.T @ centered)[1][:, ::-1][:, :2]
     # The sign of an eigenvector is arbitrary: the largest entry is positive.
-    largest = np.abs(axes).argmax(0)
-    return axes * np.sign(axes[largest, [0, 1]])
+    return axes * np.sign(axes[np.abs(axes).argmax(0), [0, 1]])
 
 
 def class_membership(labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -38,14 +34,9 @@ def class_membership(labels: np.ndarray, num_classes: int) -> np.ndarray:
     return labels > 0 if labels.ndim == 2 else labels[:, None] == np.arange(num_classes)
 
 
-def class_means(features: np.ndarray, membership: np.ndarray) -> np.ndarray:
-    """The mean unit feature of every class, normalised: [C, d]; zero without an image."""
-    return unit_features(membership.T.astype(np.float64) @ unit_features(features))
-
-
 def class_similarity(features: np.ndarray, membership: np.ndarray) -> np.ndarray:
-    """The cosines between class means: [C, C]; arguments are those of `class_means`."""
-    means = class_means(features, membership)
+    """The cosines [C, C] between the mean unit features of classes; 0 without an image."""
+    means = unit_features(membership.T.astype(np.float64) @ unit_features(features))
     return np.clip(means @ means.T, -1, 1)
 
 
@@ -87,14 +78,6 @@ def nearest_neighbours(features: np.ndarray, queries: np.ndarray, count: int) ->
         order = np.argsort(-np.take_along_axis(similar, nearest, 1), axis=1, kind="stable")
         found.append(np.take_along_axis(nearest, order, 1))
     return np.concatenate(found)
-
-
-def neighbour_precision(features: np.ndarray, membership: np.ndarray, count: int) -> float:
-    """The share of the nearest neighbours that have a label of their query, over all images."""
-    queries = np.flatnonzero(membership.any(1))
-    neighbours = nearest_neighbours(features, queries, count)
-    shared = membership[queries, None] & membership[neighbours]
-    return float(shared.any(2).mean())
 
 
 def nearest_mean_predictions(features: np.ndarray, labels: np.ndarray) -> np.ndarray:

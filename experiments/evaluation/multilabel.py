@@ -34,9 +34,7 @@ def average_precisions(scores: Values, targets: Values) -> np.ndarray:
 
     .. math:: \mathrm{AP} = \sum_k (R_k - R_{k-1}) P_k
 
-    over the thresholds k from the highest score to the lowest; equal scores are one threshold. With
-    distinct scores it is the mean, over the positives, of the precision down to each.
-
+    over the thresholds k from the highest score to the lowest; equal scores are one threshold.
     Scores are finite [rows, items]; targets above 0 are positive, 0 negative, below 0 unknown,
     which the ranking leaves out. The result is float64 [rows]; NaN for a row without a positive.
     """
@@ -53,11 +51,10 @@ def evaluate_scores(scores: Values, targets: Values) -> MultilabelResult:
     Scores [n, C] are logits or anything that orders like them; targets as `average_precisions`.
     """
     of_samples = average_precisions(scores, targets)
-    samples = int((~np.isnan(of_samples)).sum())
+    of_classes = average_precisions(np.asarray(scores).T, np.asarray(targets).T)
+    classes, samples = (int((~np.isnan(of)).sum()) for of in (of_classes, of_samples))
     if not samples:
         raise ValueError("no target is positive")
-    of_classes = average_precisions(np.asarray(scores).T, np.asarray(targets).T)
-    classes = int((~np.isnan(of_classes)).sum())
     return MultilabelResult(
         map_class=float(np.nanmean(of_classes)),
         map_sample=float(np.nanmean(of_samples)),

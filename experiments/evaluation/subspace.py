@@ -53,14 +53,14 @@ def gradient_directions(gradients: np.ndarray, weights: np.ndarray) -> GradientD
 def classifier_subspace(
     features: np.ndarray, labels: np.ndarray, weights: np.ndarray
 ) -> ClassifierSubspace:
-    """Where the features vary: inside the span of a classifier's weights, or outside it.
+    """Where features [n, d] with labels [n] vary: inside the span of weights [d, C], or outside it.
 
-    The span of weights [d, C] leaves out directions below the usual rank tolerance,
-    `max(d, C)·ε·max σ` with the ε of float32. Features [n, d] that do not vary have the share 0.
-    Their labels [n] are of any classes: those of the classifier or others.
+    Features that do not vary have the share 0. Labels are of any classes: those of the classifier
+    or others.
     """
     basis, values = span(weights)
-    centred = _centred(features)
+    features = np.asarray(features, np.float64)
+    centred = features - features.mean(0)
     present, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     sums = np.zeros((len(present), centred.shape[1]))
     np.add.at(sums, classes, centred)
@@ -86,22 +86,18 @@ def split_by_span(features: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray
 def variance_shares(features: np.ndarray, axes: np.ndarray) -> np.ndarray:
     """The share [k] of the variance of features [n, d] along orthonormal axes [d, k]; else 0."""
     # Centred before the product, whose rounding differs from row to row on some processors.
-    return _shares(_centred(features), axes)
+    features = np.asarray(features, np.float64)
+    return _shares(features - features.mean(0), axes)
 
 
 def _tolerance(matrix: np.ndarray, values: np.ndarray) -> float:
-    """The singular values of a matrix that are not larger count as 0."""
+    """The singular values of a matrix that are not larger count as 0: max(d, C)·ε·max σ."""
     return max(matrix.shape) * np.finfo(np.float32).eps * values[0]
 
 
 def _effective_rank(values: np.ndarray) -> float:
     powers = values**2
     return float(powers.sum() ** 2 / np.sum(powers**2)) if values[0] else 0.0
-
-
-def _centred(features: np.ndarray) -> np.ndarray:
-    features = np.asarray(features, np.float64)
-    return features - features.mean(0)
 
 
 def _shares(deviations: np.ndarray, axes: np.ndarray) -> np.ndarray:

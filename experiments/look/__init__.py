@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -11,26 +10,20 @@ from experiments.core.config import Folders
 from experiments.core.errors import ConfigError
 from experiments.look.charts import by_class, reliability, similarity, spectrum, training
 from experiments.look.images import class_map, hard_episodes, neighbours, overview
-from experiments.look.page import Picture, write_page
-from experiments.look.view import View, view_run
-from experiments.reporting.run import describe_run, read_report, version_text
-from experiments.reporting.style import FONTS
+from experiments.look.page import write_page
+from experiments.look.view import view_run
+from experiments.reporting.run import describe_run, version_text
+from experiments.reporting.style import STYLE
 from experiments.run import data_notes, load_run, split_of
 
-_DRAWN: Sequence[Callable[[View], Picture | None]] = (
-    overview,
-    class_map,
-    neighbours,
-    similarity,
-    by_class,
-    hard_episodes,
-    spectrum,
-    reliability,
-    training,
+DRAWN = (
+    *(overview, class_map, neighbours, similarity, by_class),
+    *(hard_episodes, spectrum, reliability, training),
 )
 """Every picture in the order of the page; None where it does not apply."""
 
 
+@matplotlib.rc_context(STYLE)
 def look_at_run(
     path: Path,
     folders: Folders,
@@ -54,23 +47,21 @@ def look_at_run(
         for side in view.sides
     ]
     notes, pictures = [*view.notes], []
+    for draw in DRAWN:
+        try:
+            if picture := draw(view):
+                pictures.append(picture)
+        except ConfigError as error:
+            notes.append(f"A picture is missing: {error}.")
     described = describe_run(config, protocol)
     name = "look" if wanted == protocol.splits[-1] else f"look-{wanted}"
     name += "" if checkpoint == "best" else f"-step{run.step}"
-    with matplotlib.rc_context(FONTS):
-        for draw in _DRAWN:
-            try:
-                pictures.append(draw(view))
-            except ConfigError as error:
-                notes.append(f"A picture is missing: {error}.")
-        report = run.directory / "report.json"
-        return write_page(
-            run.directory / name,
-            list(filter(None, pictures)),
-            [*data_notes(config.data.name), *notes, *run.notes, version_text(described)],
-            read_report(report) if report.exists() else None,
-            title=f"{described['label']} on {described['data']}",
-            summary=f"Features of {' and '.join(parts)}, d = {run.plan.num_features}, checkpoint "
-            f"of step {run.step}, {described['sampling']} batches, seed {described['seed']}.",
-            command=command,
-        )
+    return write_page(
+        run.directory / name,
+        pictures,
+        [*data_notes(config.data.name), *notes, *run.notes, version_text(described)],
+        title=f"{described['label']} on {described['data']}",
+        summary=f"Features of {' and '.join(parts)}, d = {run.plan.num_features}, checkpoint of "
+        f"step {run.step}, {described['sampling']} batches, seed {described['seed']}.",
+        command=command,
+    )

@@ -7,79 +7,69 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from experiments.evaluation import classification, multilabel
 from experiments.evaluation import feature_space as space
 from experiments.evaluation.subspace import span, variance_shares
 from experiments.look.page import Picture, Tile, draw_rows, short
 from experiments.look.view import Side, View
-from experiments.papers.classification import ClassificationData
-from experiments.papers.few_shot import FewShotConfig
-from experiments.papers.hyperspherical import HypersphericalConfig, calibrated_logits
-from experiments.papers.integration import terms
+from experiments.papers.hyperspherical import calibrated_logits
 from experiments.reporting.markdown import scaled, with_unit
-from experiments.reporting.style import BLUE, GREEN, GREY, INK, VERMILLION, series_mark, style_axes
+from experiments.reporting.style import BLUE, COLORS, GREY, INK, VERMILLION
 from experiments.training.run_directory import METRICS_FILE, read_metrics
 
-_STRIP = 1.61  # Inches of the height of a row of images below a chart.
+_STRIP = 1.8  # Inches of the height of a row of images below a chart.
 _PAIRS = 5
 _NAMED = 60  # Names are written beside a matrix of at most so many classes.
 _WORST = 10
 _LONG_TAIL = 10  # Ratio of the largest to the smallest class from which a tail is drawn.
-_WINDOW = 15  # Classes of a moving mean along a long tail.
 _BINS = 15
-_MOST_NUMBERS = 60  # Of the metrics log; of more, as in an edited one, the first are shown.
-_POWERS = (0.1, 0.2, 0.3, 0.5, 1.0)  # Exponents of the curves of Fig. A.
 
 
-def _whole_numbers() -> MaxNLocator:
-    """Ticks of an axis that counts: steps, classes or dimensions."""
-    return MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10])
+def _count_along(axes: Axes) -> None:
+    """The x axis counts: steps, classes or dimensions."""
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
 
 
 def similarity(view: View) -> Picture | None:
     """The cosines between class means; None with fewer than three classes."""
     sides, noun = view.sides if view.holds_classes_out else [view.shown], view.shown.noun
-    spaces = [side.similar_classes for side in sides]
-    if min(len(classes) for classes, _ in spaces) < 3:
+    if min(len(side.similar_classes[0]) for side in sides) < 3:
         return None
     inches = 5.4 if len(sides) > 1 else 7.4
     picture = Picture(
         "similarity",
         f"Similarity of the {noun}",
-        f"Cosine between the mean features of two {noun}. Bright blocks: {noun} that the features "
-        f"hardly tell apart. Below: the most similar pairs of {view.shown.split} {noun}.",
-        (inches * len(sides) + 0.9, inches + _STRIP + 0.2),
+        f"Cosine between the mean features of two {noun}. Bright: {noun} that the features hardly "
+        f"tell apart. Below: the most similar pairs of {view.shown.split} {noun}.",
+        ((inches + 0.8) * len(sides), inches + _STRIP),
     )
     rows: list[Any] = [[side.split for side in sides], ["pairs"] * len(sides)]
     panels = picture.figure.subplot_mosaic(rows, height_ratios=[inches, _STRIP])
-    # Without the ones of the diagonals.
-    different = [cosines[~np.eye(len(cosines), dtype=bool)] for _, cosines in spaces]
-    colors = Normalize(min(map(np.min, different)), max(map(np.max, different)))
-    for side, (classes, cosines), others in zip(sides, spaces, different, strict=True):
-        names, axes = side.names_of(classes), panels[side.split]
-        axes.imshow(cosines, cmap="cividis", norm=colors)
+    tiles = []
+    for side in sides:
+        (classes, cosines), axes = side.similar_classes, panels[side.split]
+        names, pairs = side.names_of(classes), space.most_similar_pairs(cosines, 20)
+        different = cosines[~np.eye(len(cosines), dtype=bool)]  # Without the ones of the diagonal.
+        limits = {"vmin": different.min(), "vmax": different.max()}
+        drawn = axes.imshow(cosines, cmap="cividis", **limits)
         ticks = [short(name, 14) for name in names] if len(names) <= _NAMED else []
         font = min(9, 54 * inches / len(names))  # Points; names fill three quarters of the side.
         axes.set_yticks(range(len(ticks)), ticks, fontsize=font)
         axes.set_xticks(range(len(ticks)), ticks, fontsize=font, rotation=90)
-        axes.tick_params(length=0)
+        axes.grid(visible=False)
         axes.set_title(f"{len(names)} {noun} of the {side.split} images")
-        pairs = space.most_similar_pairs(cosines, 20)
+        picture.figure.colorbar(drawn, ax=axes, shrink=0.7, label="cosine between class means")
         picture.numbers[side.split] = {
             "classes": names,
-            "mean_cosine": float(others.mean()),
+            "mean_cosine": float(different.mean()),
             "most_similar": [(names[a], names[b], cosines[a, b]) for a, b in pairs],
         }
-    matrices = [panels[side.split] for side in sides]
-    bar = picture.figure.colorbar(matrices[0].images[0], ax=matrices, shrink=0.7, pad=0.02)
-    bar.set_label("cosine between class means")
-    (classes, cosines), tiles = spaces[-1], []
-    for a, b in space.most_similar_pairs(cosines, _PAIRS):
-        first, second = (_typical_tile(view.shown, classes[c]) for c in (a, b))
-        tiles += [first, Tile(note=f"{cosines[a, b]:.2f}"), second, Tile()]
+        if side is view.shown:
+            for a, b in pairs[:_PAIRS]:
+                first, second = (_typical_tile(side, classes[c]) for c in (a, b))
+                tiles += [first, Tile(note=f"{cosines[a, b]:.2f}"), second, Tile()]
     draw_rows(panels["pairs"], [("", tiles)], f"most similar pairs of {noun}")
     return picture
 
@@ -89,7 +79,7 @@ def _typical_tile(side: Side, c: int, note: str = "") -> Tile:
     rows = np.flatnonzero(side.membership[:, c])
     units, labels = space.unit_features(side.outputs.features[rows]), side.membership[rows].sum(1)
     cosines = np.where(labels == labels.min(), units @ units.mean(0), -np.inf)
-    (image,) = side.read(rows[[cosines.argmax()]])
+    (image,) = side.outputs.images(rows[[cosines.argmax()]])
     return Tile(image, "#cccccc", short(side.outputs.class_names[c], 12) + note)
 
 
@@ -101,8 +91,7 @@ def by_class(view: View) -> Picture:
     if side.is_multi_label:
         name, title, measure = "precision", "Average precision by label", "average precision (%)"
     elif held_out:
-        title = "Accuracy by class, by the nearest class mean"
-        measure = "nearest to the mean of their class (%)"
+        title, measure = f"{title}, by the nearest class mean", "nearest to their class mean (%)"
     balanced = held_out or side.is_multi_label or counts.max() < _LONG_TAIL * counts.min()
     first = "the highest value" if balanced else "the most training images"
     picture = Picture(
@@ -110,10 +99,10 @@ def by_class(view: View) -> Picture:
         title,
         f"A bar for each of the {noun}; the dashed line is the mean (of accuracies, over all "
         f"images). Below: the {side.split} {noun} with the lowest values, each by a typical image.",
-        (9.6, 3.0 + _STRIP),
+        (9.6, 3.4 + _STRIP),
     )
     rows: list[Any] = [[of.split for of in sides], ["lowest"] * len(sides)]
-    panels = picture.figure.subplot_mosaic(rows, height_ratios=[3.0, _STRIP])
+    panels = picture.figure.subplot_mosaic(rows, height_ratios=[3.4, _STRIP])
     table: Any = None
     for of in sides:
         values, mean = _recognised(of, by_means=held_out)
@@ -124,11 +113,9 @@ def by_class(view: View) -> Picture:
         axes.bar(bars, 100 * table["value"], width=0.9, color=of.color)
         axes.axhline(100 * mean, color=INK, linewidth=1.1, linestyle="--", zorder=3)
         axes.set(xlim=(0.3, len(bars) + 0.7), xlabel=f"{len(bars)} {noun}, from {first}")
-        axes.xaxis.set_major_locator(_whole_numbers())
         axes.set(ylim=(0, 103), ylabel=measure, title=f"{of.split} images, mean {100 * mean:.1f} %")
-        style_axes(axes, grid="y")
-        if not balanced:
-            draw_tail(axes, 100 * table["value"], table["images"])
+        axes.grid(visible=False, axis="x")
+        _count_along(axes)
         by_name = dict(zip(of.names_of(table.index), table["value"].tolist(), strict=True))
         picture.numbers[of.split] = {"mean": mean, "classes": by_name}
     # Of equal values, the class with the most training images is the most surprising.
@@ -149,114 +136,56 @@ def _recognised(side: Side, *, by_means: bool) -> tuple[np.ndarray, float]:
     return accuracies, float((found == labels).mean())
 
 
-def draw_tail(axes: Axes, values: pd.Series, counts: pd.Series) -> None:
-    """Draws a moving mean of values in per cent, and the training images of every class."""
-    bars = np.arange(1, len(counts) + 1)
-    moving = values.rolling(_WINDOW, center=True).mean()
-    label = f"mean of {_WINDOW} classes side by side"
-    axes.plot(bars, moving, color=INK, linewidth=2, zorder=4, label=label)
-    axes.legend(loc="upper right")
-    twin = axes.twinx()
-    twin.plot(bars, counts, color=GREEN, linewidth=2)
-    twin.set_yscale("log")
-    twin.set_ylabel("training images", color=GREEN)
-    twin.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    twin.yaxis.set_major_formatter("{x:,.0f}")
-    twin.minorticks_off()
-    twin.spines["top"].set_visible(False)
-
-
 def spectrum(view: View) -> Picture | None:
     """The singular values of a trained linear classifier, and the features' variance in its span.
 
-    Of few-shot transfer, the overlap of a spectral sum, too. None without such a classifier, and
-    where its weights [d, C] are all zero.
+    None without such a classifier, and where its weights [d, C] are all zero.
     """
-    head, config = view.run.state.params["classifier"], cast(Any, view.run.plan.config)
-    loss = terms(config.loss.name) if isinstance(config, FewShotConfig) else None
-    kernel = np.asarray(head.get("kernel", 0), np.float64)
-    if (loss and not loss.classification) or not kernel.any():
+    kernel = np.asarray(view.run.state.params["classifier"].get("kernel", 0), np.float64)
+    if view.run.objective.classifier_state is None or not kernel.any():
         return None
     basis, values = span(kernel)
     dim, rank = basis.shape
     values, places = values[:rank], np.arange(rank + 1)
-    numbers = {"singular_values": values.tolist(), "inside": {}, "rank": rank}
-    caption = (
-        "First: the singular values of the classifier W. Second: the variance of the features in "
-        "their directions; what a curve lacks to 100 % is outside of the span of W."
-    )
-    if loss:
-        caption += (
-            " Third: the overlap of the classifier and the metric loss along a direction "
-            "(Kobayashi, BMVC 2024, Fig. A), with a mark for each singular value of W."
-        )
-    panels = 3 if loss else 2
     picture = Picture(
-        "spectrum", "The classifier's subspace", caption, (4.4 * panels, 4.3), numbers
+        "spectrum",
+        "The classifier's subspace",
+        "First: the singular values of the classifier W. Second: the variance of the features in "
+        "their directions; what a curve lacks to 100 % is outside of the span of W.",
+        (9.6, 4.3),
+        {"singular_values": values.tolist(), "inside": {}, "rank": rank},
     )
-    left, right, *third = picture.figure.subplots(1, panels)
+    left, right = picture.figure.subplots(1, 2)
     left.plot(places[1:], values, ".-", color=INK, markersize=5, linewidth=1)
-    left.set(xlabel="number j of the singular value", ylabel=r"singular value $\lambda_j$ of W")
-    left.set(title=f"Rank {rank} of {dim} dimensions", ylim=(0, 1.05 * values[0]))
+    left.set(xlabel="number of the singular value", ylabel="singular value of W", ylim=(0, None))
+    left.set_title(f"Rank {rank} of {dim} dimensions")
     # The lines of two splits may be on top of each other.
     for side, width in zip(view.sides, (5, 2)[-len(view.sides) :], strict=True):
         within = 100 * np.cumsum([0, *variance_shares(side.outputs.features, basis)])
-        label = (
-            f"{side.split} images: {within[-1]:.1f} % inside, {abs(100 - within[-1]):.1f} % outside"
-        )
+        label = f"{side.split} images: {within[-1]:.1f} % inside"
         right.plot(places, within, color=side.color, linewidth=width, label=label)
-        numbers["inside"][side.split] = within[-1] / 100
+        picture.numbers["inside"][side.split] = within[-1] / 100
     label = f"{rank} random directions of {dim}: {100 * rank / dim:.1f} % inside"
     right.plot(places, 100 * places / dim, color=GREY, linestyle="--", label=label)
     right.set(
         xlabel="number of left singular vectors of W, from the first",
         ylabel="variance of the features within them (%)",
         title="Variance inside the span of W",
-        xlim=(0, 1.04 * rank),
         ylim=(0, 103),
     )
+    right.legend()
     for axes in (left, right):
-        axes.xaxis.set_major_locator(_whole_numbers())
-    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16))
-    if loss:
-        power = config.loss.power if loss.integration == "spectral" else None
-        numbers["overlaps"] = _draw_overlaps(third[0], values / values[0], power)
-    for axes in (left, right, *third):
-        style_axes(axes)
+        _count_along(axes)
     return picture
-
-
-def _draw_overlaps(axes: Axes, relative: np.ndarray, power: float | None) -> dict[str, float]:
-    """Draws Figure A of seed 000, with singular values, relative to the largest, on its curves.
-
-    Returns the largest overlap for every exponent, among them the run's power.
-    """
-    overlaps, along = {}, np.linspace(0, 1, 401)
-    for number, p in enumerate(sorted({*_POWERS, power or 1.0})):
-        mark, of_values = series_mark(number), relative * (1 - relative**p)
-        overlaps[f"{p:g}"] = of_values.max()
-        label = f"p = {p:g}: {of_values.max():.2f}{' (this run)' if p == power else ''}"
-        axes.plot(along, along * (1 - along**p), color=mark.color, linewidth=1.3)
-        style: Any = {"markersize": 3.5, "alpha": 0.7, "linestyle": "None", "label": label}
-        axes.plot(relative, of_values, mark.marker, color=mark.color, **style)
-    axes.set(
-        xlabel=r"relative singular value $\tilde\lambda = \lambda / \lambda_{\max}$",
-        ylabel=r"overlap $\tilde\lambda\,(1 - \tilde\lambda^p)$",
-        title="Overlap of a spectral sum",
-        xlim=(0, 1.02),
-        ylim=(0, 0.38),  # Room for the legend.
-    )
-    axes.legend(title="largest overlap of W", loc="upper left", markerscale=1.5, ncols=2)
-    return overlaps
 
 
 def reliability(view: View) -> Picture | None:
     """Accuracy against confidence; None where predictions have no confidence."""
     side, config = view.shown, cast(Any, view.run.plan.config)
-    if not isinstance(config.data, ClassificationData):
+    if view.holds_classes_out or side.is_multi_label:
         return None
     logits = calibrated = side.outputs.logits()
-    if isinstance(config, HypersphericalConfig):
+    if "evaluation" in vars(config):
         calibrated = calibrated_logits(config, side.outputs)
     correct = logits.argmax(1) == side.outputs.labels
     confidences = classification.softmax_confidences(calibrated)
@@ -277,7 +206,7 @@ def reliability(view: View) -> Picture | None:
     middles, width = (np.arange(_BINS) + 0.5) * 100 / _BINS, 92 / _BINS
     accuracies = 100 * result.accuracies  # NaN: no image.
     upper.bar(middles, accuracies, width=width, color=BLUE, label="accuracy of a bin")
-    upper.plot([0, 100], [0, 100], color=INK, linestyle="--", label="confidence = accuracy")
+    upper.plot([0, 100], [0, 100], "--", color=INK, label="confidence = accuracy")
     style: Any = {"color": VERMILLION, "markersize": 4, "markeredgecolor": "white"}
     upper.plot(100 * result.confidences, accuracies, "D", label="mean confidence of a bin", **style)
     upper.set(title=f"Expected calibration error {100 * result.error:.1f} %")
@@ -285,8 +214,6 @@ def reliability(view: View) -> Picture | None:
     upper.legend()
     lower.bar(middles, 100 * result.counts / result.counts.sum(), width=width, color=GREY)
     lower.set(xlabel="confidence: largest probability of the softmax (%)", ylabel="images (%)")
-    for axes in (upper, lower):
-        style_axes(axes)
     return picture
 
 
@@ -300,38 +227,32 @@ def training(view: View) -> Picture | None:
         return None
     log: Any = pd.DataFrame(rows).set_index("step")
     log = log.drop(columns="images_per_second", errors="ignore")
-    labels = {name: name.replace("_", " ") for name in log}
-    labels["validation"] = with_unit(f"validation: {metric.name}", metric.unit)
     panels: dict[str, list[str]] = {}
-    names = sorted(log, key=lambda name: (name != "loss", name != "validation", name))
-    for name in names[:_MOST_NUMBERS]:
+    for name in sorted(log, key=lambda name: (name != "loss", name != "validation", name)):
         panels.setdefault(name.rpartition("_")[2], []).append(name)
     lines, columns = -(-len(panels) // 3), min(3, len(panels))
-    last: dict[str, float | None] = {}
     picture = Picture(
         "training",
         "Training",
         "The metrics log; losses are of single batches, with augmentation. Dotted: the checkpoint "
         f"of step {view.run.step}.",
         (3.4 * columns, 2.7 * lines),
-        {"last": last},
+        {"last": {}},
     )
     for number, (word, names) in enumerate(panels.items()):
         axes = picture.figure.add_subplot(lines, columns, number + 1)
         for place, name in enumerate(names):
             # A number that is not finite is text in the log.
             values = log[name].dropna().astype(float).replace([np.inf, -np.inf], np.nan)
-            last[name] = classification.as_json_number(values.iloc[-1])
+            picture.numbers["last"][name] = classification.as_json_number(values.iloc[-1])
             values = scaled(values, metric.unit) if name == "validation" else values
-            # Curves may be the same: those below are wider.
-            style: Any = {"linewidth": 1.3 * (len(names) - place), "markersize": 3.5}
-            style |= {"color": series_mark(place).color, "label": labels[name]}
-            axes.plot(values, "o-" if len(values) <= 30 else "-", **style)
+            style: Any = {"color": COLORS[place % len(COLORS)], "label": name.replace("_", " ")}
+            axes.plot(values, "o-" if len(values) <= 30 else "-", markersize=3.5, **style)
         axes.axvline(view.run.step, color=INK, linewidth=0.9, linestyle=":")
-        axes.xaxis.set_major_locator(_whole_numbers())
-        axes.set(xlabel="step", xlim=(0, 1.03 * log.index.max()))
-        axes.set_title(labels[names[0]] if len(names) == 1 else word)
+        axes.set(xlabel="step", title=word if len(names) > 1 else names[0].replace("_", " "))
+        if names == ["validation"]:
+            axes.set_title(with_unit(f"validation: {metric.name}", metric.unit))
         if len(names) > 1:
             axes.legend()
-        style_axes(axes)
+        _count_along(axes)
     return picture

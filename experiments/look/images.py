@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,9 +20,8 @@ from experiments.evaluation.few_shot import (
 from experiments.evaluation.subspace import variance_shares
 from experiments.look.page import Picture, Tile, draw_image, draw_rows, short
 from experiments.look.view import Side, View
-from experiments.papers.few_shot import FewShotConfig
-from experiments.papers.negative_margin import NegativeMarginConfig, fine_tuned_classifier
-from experiments.reporting.style import INK, VERMILLION, series_mark
+from experiments.papers.negative_margin import fine_tuned_classifier
+from experiments.reporting.style import COLORS, INK, VERMILLION
 
 TILES = 300  # In a map, at most.
 _TILE = 0.34  # Inches of the side of a tile in a map.
@@ -34,15 +33,6 @@ _EPISODES = 4
 _SHOWN = 10  # Queries of a class in an episode, the wrong ones first.
 
 
-class Cloud(NamedTuple):
-    """The images of one colour in a map."""
-
-    side: Side
-    name: str
-    rows: np.ndarray
-    """int64 [n], the images of the side."""
-
-
 def overview(view: View) -> Picture:
     """All features on their two principal axes."""
     picture = Picture(
@@ -52,7 +42,7 @@ def overview(view: View) -> Picture:
         "are drawn in place.",
         (9.1, 9.3),
     )
-    clouds = [Cloud(side, f"{side.split} images", side.some_rows) for side in view.sides]
+    clouds = [(side, f"{side.split} images", side.some_rows) for side in view.sides]
     picture.numbers = draw_map(picture.figure.subplots(), clouds, size=8.6, tiles=TILES)
     return picture
 
@@ -83,10 +73,8 @@ def class_map(view: View) -> Picture | None:
     )
     for number, (side, (classes, own)) in enumerate(zip(view.sides, panels, strict=True)):
         names = side.names_of(classes)
-        clouds = [
-            Cloud(side, short(name, 14), np.flatnonzero(of))
-            for name, of in zip(names, own.T, strict=True)
-        ]
+        members = [np.flatnonzero(of) for of in own.T]
+        clouds = [(side, short(n, 14), rows) for n, rows in zip(names, members, strict=True)]
         axes = picture.figure.add_subplot(1, count, number + 1)
         axes.set_title(f"{len(names)} {noun} of the {side.split} images")
         shown = draw_map(axes, clouds, size=size, tiles=TILES // count, by_means=True)
@@ -95,38 +83,42 @@ def class_map(view: View) -> Picture | None:
 
 
 def draw_map(
-    axes: Axes, clouds: Sequence[Cloud], *, size: float, tiles: int, by_means: bool = False
+    axes: Axes,
+    clouds: Sequence[tuple[Side, str, np.ndarray]],
+    *,
+    size: float,
+    tiles: int,
+    by_means: bool = False,
 ) -> dict[str, Any]:
     """Draws every image as a dot on two principal axes, and some in place; returns the numbers.
 
-    The axes are those of the features or, `by_means`, of the means of the clouds. The panel has so
-    many inches and at most so many tiles, which clouds get turn by turn, at random. Images whose
-    tile would hide an earlier one have none.
+    A cloud is a side, a name and rows of the side; its dots have one colour. The axes are those of
+    the features or, `by_means`, of the means of the clouds. The panel has so many inches and at
+    most so many tiles, which clouds get turn by turn, at random. Images whose tile would hide an
+    earlier one have none.
     """
-    rows = [np.random.default_rng(0).permutation(cloud.rows) for cloud in clouds]
-    features = [cloud.side.outputs.features[of] for cloud, of in zip(clouds, rows, strict=True)]
-    units = [space.unit_features(of) for of in features]
+    rows = [np.random.default_rng(0).permutation(of) for _, _, of in clouds]
+    units = [
+        space.unit_features(side.outputs.features[of])
+        for (side, _, _), of in zip(clouds, rows, strict=True)
+    ]
     together, means = np.concatenate(units), [of.mean(0) for of in units if len(of)]
     directions = space.principal_axes(np.stack(means) if by_means else together)
     shares, points = variance_shares(together, directions), [of @ directions for of in units]
-    colors = [series_mark(number).color for number in range(len(clouds))]
-    for cloud, color, of in zip(clouds, colors, points, strict=True):
-        axes.plot([], [], "s", color=color, label=cloud.name)
+    for (_, name, _), color, of in zip(clouds, COLORS, points, strict=False):
+        axes.plot([], [], "s", color=color, label=name)
         axes.scatter(*of.T, s=4, color=color, alpha=0.25, linewidths=0, zorder=1)
     axes.axis("square")
-    axes.spines[:].set_color("#cccccc")
     first, second = (f"axis ({100 * share:.1f} % of the variance)" for share in shares[:2])
     axes.set(xlabel=f"first {first}", ylabel=f"second {second}", xticks=[], yticks=[])
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=4, handletextpad=0.1)
     side, taken = np.ptp(axes.get_xlim()) * _TILE / size, np.empty((0, 2))
     for turn, number in sorted((t, n) for n, of in enumerate(rows) for t in range(len(of))):
-        color, point = colors[number], points[number][turn]
+        point = points[number][turn]
         if len(taken) < tiles and (np.abs(taken - point).max(1) >= _OVERLAP * side).all():
             taken = np.concatenate([taken, point[None]])
-            (image,) = clouds[number].side.read(rows[number][[turn]])
-            # Grey images take the colour themselves; others have a frame.
-            frame = "none" if image.shape[-1] == 1 else color
-            draw_image(axes, image, point, side=side, frame=frame, ink=color)
+            (image,) = clouds[number][0].outputs.images(rows[number][[turn]])
+            draw_image(axes, image, point[0], point[1], side, COLORS[number])
     return {"variance_shares": shares.tolist(), "images_drawn": len(taken)}
 
 
@@ -139,32 +131,30 @@ def neighbours(view: View) -> Picture | None:
     if len(chosen) < 3:
         return None
     features, membership = side.outputs.features[chosen], side.membership[chosen]
-    order = np.random.default_rng(0).permutation(np.flatnonzero(membership.any(1)))
+    labelled = np.flatnonzero(membership.any(1))
+    every = space.nearest_neighbours(features, labelled, NEIGHBOURS)
+    order = np.random.default_rng(0).permutation(labelled)
     _, first = np.unique(membership[order].argmax(1), return_index=True)
     queries = order[np.sort(first)[:QUERIES]]
-    found = space.nearest_neighbours(features, queries, NEIGHBOURS)
+    found = every[np.searchsorted(labelled, queries)]
     shared = np.asarray((membership[queries, None] & membership[found]).any(2))
+    precision = float((membership[labelled, None] & membership[every]).any(2).mean())
     rows = []
     for query, nearest, right in zip(queries, found, shared, strict=True):
         own, others = membership[query], membership[nearest]
         names = [", ".join(side.names_of(np.flatnonzero(of))) for of in (own, *others)]
-        if side.is_multi_label:
-            notes = [f"{(own & other).sum()} of {(own | other).sum()}" for other in others]
-        else:
-            notes = np.where(right, "", [short(name, 9) for name in names[1:]])
-        image, *images = side.read(chosen[[query, *nearest]])
+        notes = np.where(right, "", [short(name, 9) for name in names[1:]])
+        image, *images = side.outputs.images(chosen[[query, *nearest]])
         frames = np.where(right, "none", VERMILLION)
         tiles = [Tile(image, INK), Tile(), *map(Tile, images, frames, notes)]
         rows.append((textwrap.fill(short(names[0], 40), 14, max_lines=3, placeholder=" …"), tiles))
-    precision = space.neighbour_precision(features, membership, NEIGHBOURS)
     half = -(-len(rows) // 2)
-    below = "labels in common, of all of both" if side.is_multi_label else "a wrong class"
     picture = Picture(
         "neighbours",
         f"Nearest neighbours of some {side.split} images",
         f"A query, then the images of the largest cosine to it, of {len(chosen):,} {side.split} "
-        f"images. A frame: no label in common; below: {below}. Of the {found.shape[1]} nearest "
-        f"neighbours of all images, {100 * precision:.1f} % share a label.",
+        f"images. A frame: no label in common. Of the {found.shape[1]} nearest neighbours of all "
+        f"images, {100 * precision:.1f} % share a label.",
         (13.0, 0.68 * half + 0.3),
         {
             "queries": chosen[queries].tolist(),
@@ -181,47 +171,41 @@ def neighbours(view: View) -> Picture | None:
 
 def hard_episodes(view: View) -> Picture | None:
     """The episodes with the lowest accuracy; None where the evaluation has no episodes."""
-    side, run_config = view.shown, view.run.plan.config
-    if isinstance(run_config, NegativeMarginConfig):
+    side, run_config = view.shown, cast(Any, view.run.plan.config)
+    config = vars(run_config).get("evaluation")
+    if "fine_tuning" in vars(run_config):
         form, predict = fine_tuned_classifier(run_config)
         words = f"a fine-tuned {form} classifier"
-    elif isinstance(run_config, FewShotConfig):
-        distance = run_config.evaluation.distances[0]
-        predict = partial(prototype_predictions, distance=distance)
-        words = f"the nearest prototype ({distance})"
+    elif hasattr(config, "distances"):
+        predict = partial(prototype_predictions, distance=config.distances[0])
+        words = f"the nearest prototype ({config.distances[0]})"
     else:
         return None
-    (features, labels), config = side.outputs[:2], run_config.evaluation
-    shots = min(config.shots)
-    episodes = configured_episodes(config, labels, shots=shots)
-    counts = np.bincount(labels)
+    (features, labels), shots = side.outputs[:2], min(config.shots)
+    episodes, counts = configured_episodes(config, labels, shots=shots), np.bincount(labels)
     large = len(episode_classes(counts, config.ways, shots, config.queries))
-    drawn_from = f"{large} of {len(counts)}" if large < len(counts) else f"all {large}"
     predictions = predict(features, episodes)
     accuracies = accuracies_of(predictions)
     picture = Picture(
         "episodes",
         f"The hardest {shots}-shot episodes",
-        f"The hardest of {len(accuracies):,} episodes of {drawn_from} {side.split} classes by "
-        f"{words}; mean accuracy {100 * accuracies.mean():.1f} %. A row is a class: "
-        "support images, then queries, the wrong ones first, with frame and number of the class "
-        "that they were taken for; +3: three more wrong ones.",
+        f"The hardest of {len(accuracies):,} episodes of {large} of {len(counts)} {side.split} "
+        f"classes by {words}; mean accuracy {100 * accuracies.mean():.1f} %. A row is a class: "
+        "support images, then queries, the wrong ones first, with the number of the class that "
+        "they were taken for.",
         (13.0, (0.55 * config.ways + 0.35) * 2),
         {"mean_accuracy": float(accuracies.mean()), "episodes": []},
     )
-    colors = [series_mark(way).color for way in range(config.ways)]
     hardest = np.argsort(accuracies, kind="stable")[:_EPISODES].tolist()
     for place, number in enumerate(hardest):
         support, query, predicted = (of[number] for of in (*episodes, predictions))
         classes, rows = side.names_of(labels[support[:, 0]]), []
         for way, name in enumerate(classes):
-            wrong = predicted[way] != way
-            order = np.argsort(~wrong, kind="stable")[:_SHOWN]
-            tiles = [*(Tile(image, colors[way]) for image in side.read(support[way])), Tile()]
-            for of, image in zip(predicted[way, order], side.read(query[way, order]), strict=True):
-                tiles.append(Tile(image) if of == way else Tile(image, colors[of], f"{of + 1}"))
-            if hidden := wrong.sum() - wrong[order].sum():
-                tiles.append(Tile(note=f"+{hidden}"))
+            order = np.argsort(predicted[way] == way, kind="stable")[:_SHOWN]
+            tiles = [*map(partial(Tile, frame=INK), side.outputs.images(support[way])), Tile()]
+            images = side.outputs.images(query[way, order])
+            for of, image in zip(predicted[way, order], images, strict=True):
+                tiles.append(Tile(image) if of == way else Tile(image, VERMILLION, f"{of + 1}"))
             rows.append((f"{short(name, 14)}  {way + 1}", tiles))
         accuracy = float(accuracies[number])
         heading = f"Episode {number}: {100 * accuracy:.0f} % of the queries right"

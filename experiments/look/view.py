@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,21 +29,6 @@ class Side:
     outputs: Outputs
     color: str
     """The same in all pictures."""
-
-    def read(self, rows: Any) -> np.ndarray:
-        """The images uint8 [n, h, w, c] of rows [n]; grey ones are light on dark."""
-        images = self.outputs.images(rows)
-        return 255 - images if self.is_dark_on_light else images
-
-    @cached_property
-    def is_dark_on_light(self) -> bool:
-        """Whether images are grey and have a light ground, by the borders of some of them."""
-        read, count = self.outputs.images, len(self.outputs.labels)
-        if read([0]).shape[-1] != 1:
-            return False
-        some = read(np.linspace(0, count - 1, 100).astype(int))
-        edges = (some[:, 0], some[:, -1], some[:, :, 0], some[:, :, -1])
-        return bool(np.median(np.concatenate(edges, axis=1)) >= 128)
 
     @property
     def some_rows(self) -> np.ndarray:

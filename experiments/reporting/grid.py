@@ -19,9 +19,6 @@ ALL = "all"
 VALIDATION = "validation"
 """The name, in a grid, of the metric that chose the checkpoint."""
 
-_FORMS = {"True": "stopped", "False": "as\N{NO-BREAK SPACE}written"}
-"""What results call the forms of a direct sum: the values of `stop_gradient`."""
-
 Place = tuple[str, ...]
 """A label on each axis."""
 Frame = Any
@@ -36,17 +33,8 @@ class Axis(NamedTuple):
     settings: tuple[Mapping[str, Any], ...] = ()
     """For each label, values by option."""
 
-    @property
-    def numbers(self) -> list[float] | None:
-        """Positions of the labels if they are numbers; with `all`, which is last, their ranks."""
-        try:
-            values = [math.inf if label == ALL else float(label) for label in self.labels]
-        except ValueError:
-            return None
-        return [float(sorted(values).index(at)) for at in values] if ALL in self.labels else values
 
-
-class Run(NamedTuple):
+class GridRun(NamedTuple):
     """A finished run of a grid: its place, its report.json and its episodes.npz."""
 
     place: Place
@@ -78,13 +66,7 @@ class Grid(NamedTuple):
 
     axes: list[Axis]
     """The first axis, and the others that have several labels."""
-    compared: list[Axis]
-    """The same without the label of the baseline."""
-    constant: dict[str, str]
-    """The label of every other axis."""
     comparison: Comparison
-    repeated: str
-    """What the repetitions are, with their values."""
     metrics: dict[str, Metric]
     """Those that are shown, by name."""
     means: Frame
@@ -93,17 +75,15 @@ class Grid(NamedTuple):
     """As `_summary`, of the differences to the baseline; empty if there is none."""
     choices: dict[Place, str]
     """For each place on the axes that are left, the chosen label."""
-    figure_labels: dict[tuple[str, str], str]
-    """For the name of an axis and a label: the text that figures show in its place."""
-
-    def shown(self, axis: str, label: str) -> str:
-        """The label of an axis, as figures show it."""
-        return self.figure_labels.get((axis, label), label)
+    repeated: str
+    """What the repetitions are, with their values."""
+    notes: list[str]
+    """The labels that all runs have, and those that were chosen."""
 
 
 def make_grid(
     axes: Sequence[Axis],
-    runs: Sequence[Run],
+    runs: Sequence[GridRun],
     metrics: Sequence[str] = (),
     *,
     comparison: Comparison | None = None,
@@ -116,10 +96,14 @@ def make_grid(
     that of the baseline, if there is one.
     """
     comparison = comparison or Comparison()
-    baseline, unit = comparison.baseline, comparison.pairs_over or "seed"
-    runs, choices = _choose(axes, runs, comparison) if comparison.choose else (runs, {})
-    axes = [axis for axis in axes if axis.name != comparison.choose]
-    of_pair = {m.name: m for m in pair_metrics.metrics} if baseline and pair_metrics else {}
+    (baseline, pairs_over, choose), choices, notes = comparison, {}, []
+    unit, pair_metrics = pairs_over or "seed", pair_metrics if baseline else None
+    if choose:
+        runs, choices = _choose(axes, runs, comparison)
+        axes = [axis for axis in axes if axis.name != choose]
+        chosen = "; ".join(f"{', '.join(place)}: {label}" for place, label in choices.items())
+        notes = [f"{choose}: the best mean validation. {chosen}."]
+    of_pair = {metric.name: metric for metric in pair_metrics.metrics} if pair_metrics else {}
     measured = [item for run in runs for item in run.measured.items()]
     known = {name: Metric(name, of["unit"], of["higher_is_better"]) for name, of in measured}
     known |= of_pair
@@ -127,40 +111,32 @@ def make_grid(
     metrics = [*dict.fromkeys(metrics)] or sorted(known, key=VALIDATION.__eq__) or ["Result"]
     shown = [axis for axis in axes if axis.name != unit]
     varied = [shown[0], *(axis for axis in shown[1:] if len(axis.labels) > 1)]
-    compared = [
-        axis._replace(labels=tuple(at for at in axis.labels if (axis.name, at) != baseline))
-        for axis in varied
-    ]
-    values = _values(axes, runs, metrics, baseline, pair_metrics)
-    pairs = values.assign(value=values["difference"], interval=values["own_difference"])
-    # The baseline has no metrics of a pair.
-    of_run = [name for name in metrics if name not in of_pair] if baseline else []
+    constant = [axis for axis in shown if axis not in varied]
     seeds = sorted({run.report["seed"] for run in runs})
     repeated = f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}"
-    for pooled in (axis for axis in axes if axis.name == unit):
-        repeated = f"{unit} {', '.join(pooled.labels)}, each a mean of {repeated}"
+    for axis in axes:
+        if axis.name == unit:
+            repeated = f"{unit} {', '.join(axis.labels)}, each a mean of {repeated}"
+    values = _values(axes, runs, seeds, metrics, baseline, pair_metrics)
+    compared = values[values[baseline[0]] != baseline[1]] if baseline else values[:0]
+    # The baseline has no metrics of a pair.
+    compared = compared[~compared["metric"].isin([*of_pair])]
+    keys = ["metric", *(axis.name for axis in varied)]
     return Grid(
         axes=varied,
-        compared=compared,
-        constant={axis.name: axis.labels[0] for axis in shown if axis not in varied},
         comparison=comparison,
-        repeated=repeated,
         metrics={name: known.get(name, Metric(name, "")) for name in metrics},
-        means=_summary(values, metrics, varied, unit),
-        differences=_summary(pairs, of_run, compared, unit),
+        means=_summary(values, keys, unit, "value", "interval"),
+        differences=_summary(compared, keys, unit, "difference", "own_difference"),
         choices=choices,
-        figure_labels=_figure_labels(axes, runs),
+        repeated=repeated,
+        notes=[*(f"{axis.name}: {axis.labels[0]} in all runs." for axis in constant), *notes],
     )
 
 
-def places(axes: Sequence[Axis]) -> list[Place]:
-    """All combinations of labels."""
-    return list(itertools.product(*(axis.labels for axis in axes)))
-
-
 def _choose(
-    axes: Sequence[Axis], runs: Sequence[Run], comparison: Comparison
-) -> tuple[list[Run], dict[Place, str]]:
+    axes: Sequence[Axis], runs: Sequence[GridRun], comparison: Comparison
+) -> tuple[list[GridRun], dict[Place, str]]:
     """Keeps, at every place on the other axes, the runs of the label with the best mean validation.
 
     Labels of which more runs diverged come last. Places lose the axis of the choice.
@@ -180,52 +156,58 @@ def _choose(
 
 def _values(
     axes: Sequence[Axis],
-    runs: Sequence[Run],
+    runs: Sequence[GridRun],
+    seeds: Sequence[int],
     metrics: Sequence[str],
     baseline: tuple[str, str] | None,
     pair_metrics: PairMetrics | None,
 ) -> Frame:
-    """A row for every place, seed and metric, whether it has been run or not.
+    """A row for every metric, place and seed, whether it has been run or not.
 
-    The columns are the `value`, its `interval` over episodes, whether the run `diverged`, and
+    The other columns are the `value`, its `interval` over episodes, whether the run `diverged`, and
     `difference` and `own_difference`, the same of the pair with the run of the baseline.
     """
-    names = [*(axis.name for axis in axes), "seed"]
-    finished: dict[tuple[Any, ...], Run] = {(*r.place, r.report["seed"]): r for r in runs}
-    rows = []
-    for place, run in finished.items():
-        at, measured, other = dict(zip(names, place, strict=True)), run.measured, None
-        if baseline and at[baseline[0]] != baseline[1]:
+    names, rows = [*(axis.name for axis in axes), "seed"], []
+    finished: dict[tuple[Any, ...], GridRun] = {(*r.place, r.report["seed"]): r for r in runs}
+    for key in itertools.product(*(axis.labels for axis in axes), seeds):
+        at, run, other = dict(zip(names, key, strict=True)), finished.get(key), None
+        if baseline and run and at[baseline[0]] != baseline[1]:
             other = finished.get(tuple((at | dict([baseline])).values()))
-        if pair_metrics and other and measured and other.measured:
+        measured, of_baseline = run.measured if run else {}, other.measured if other else {}
+        if pair_metrics and run and other and measured and of_baseline:
             of_pair = pair_metrics.measure(run.report, other.report)
             measured |= {value["name"]: value for value in of_pair}
-        at["diverged"] = "diverged" in run.report
         for name in metrics:
-            own_difference = _episode_interval(run, other, name) if other else math.nan
-            row = at | {"metric": name, "own_difference": own_difference}
-            rows.append(measured.get(name, {}) | row)
-    every = [*(axis.labels for axis in axes), sorted({key[-1] for key in finished}), metrics]
-    index = pd.MultiIndex.from_product(every, names=[*names, "metric"])
-    columns = [*index.names, "value", "interval", "diverged", "own_difference"]
-    frame: Frame = pd.DataFrame(rows, columns=columns).set_index(index.names).astype(float)
-    value = frame["value"].reindex(index)
-    of_baseline = value.xs(baseline[1], level=baseline[0]) if baseline else value
-    return frame.reindex(index).assign(difference=value - of_baseline)
+            own, theirs = measured.get(name, {}), of_baseline.get(name, {})
+            value, base = own.get("value"), theirs.get("value")
+            row: dict[str, Any] = {
+                **at,
+                "metric": name,
+                "value": value,
+                "interval": own.get("interval"),
+                "diverged": "diverged" in run.report if run else None,
+                "difference": None if value is None or base is None else value - base,
+                "own_difference": _episode_interval(run, other, name) if run and other else None,
+            }
+            rows.append(row)
+    columns = ["value", "interval", "diverged", "difference", "own_difference"]
+    frame: Frame = pd.DataFrame(rows, columns=[*names, "metric", *columns])
+    order = pd.Categorical(frame["metric"], metrics)
+    return frame.astype(dict.fromkeys(columns, float)).iloc[np.argsort(order.codes, kind="stable")]
 
 
-def _episode_interval(run: Run, baseline: Run, metric: str) -> float:
-    """Of the differences in single episodes; NaN unless the episodes of both are the same."""
+def _episode_interval(run: GridRun, baseline: GridRun, metric: str) -> float | None:
+    """Of the differences in single episodes; None unless the episodes of both are the same."""
     ours, theirs = (np.asarray(of.episodes.get(metric, ()), float) for of in (run, baseline))
     lists, others = (
         {result.get("hash") for result in of.report.get("results", ())} for of in (run, baseline)
     )
     same = len(ours) == len(theirs) > 0 and lists == others
-    return mean_and_interval(ours - theirs)[1] if same else math.nan
+    return mean_and_interval(ours - theirs)[1] if same else None
 
 
-def _summary(values: Frame, metrics: Sequence[str], axes: Sequence[Axis], unit: str) -> Frame:
-    """A row for each metric and each place on `axes`, of `_values`.
+def _summary(values: Frame, keys: list[str], unit: str, of: str, own: str) -> Frame:
+    """A row for each of the `keys`, a metric and a place, in the order of the rows of `_values`.
 
     Runs of one repetition, which the column `unit` tells apart, are averaged first. Over the
     repetitions that have a value: their `values` and number `n`, `mean`, `deviation` (n − 1) and
@@ -233,70 +215,18 @@ def _summary(values: Frame, metrics: Sequence[str], axes: Sequence[Axis], unit: 
     value, `found`; all, `expected`; the mean of their intervals over episodes, `own`; and
     `diverged`: all that are finished.
     """
-    keys = ["metric", *(axis.name for axis in axes)]
-    index = pd.MultiIndex.from_product([metrics, *(axis.labels for axis in axes)], names=keys)
-    runs = values.groupby(keys).agg(
-        found=("value", "count"),
-        expected=("value", "size"),
-        own=("interval", "mean"),
-        diverged=("diverged", "min"),
+    runs = values.groupby(keys, sort=False).agg(
+        found=(of, "count"), expected=(of, "size"), own=(own, "mean"), diverged=("diverged", "min")
     )
 
     def deviation(values: Frame) -> float:
         return statistics.stdev(values) if len(values) > 1 else math.nan
 
     # Unlike pandas' own, these round once: printed digits do not depend on the order of sums.
-    mean = statistics.fmean
-    known = values["value"].dropna().groupby([*keys, unit], sort=False).agg(mean).groupby(keys)
+    mean, known = statistics.fmean, values.dropna(subset=of)
+    known = known.groupby([*keys, unit], sort=False)[of].agg(mean).groupby(keys, sort=False)
     repetitions = known.agg(values=list, n="size", mean=mean, deviation=deviation)
     quantile = scipy.stats.t.ppf(0.975, repetitions["n"] - 1)
     repetitions["interval"] = quantile * repetitions["deviation"] / np.sqrt(repetitions["n"])
-    frame: Frame = runs.join(repetitions).reindex(index)
+    frame: Frame = runs.join(repetitions)
     return frame.fillna({"n": 0, "diverged": 0}).astype({"n": int, "diverged": bool})
-
-
-def short_name(axis: str) -> str:
-    """The first option of an axis, without its sections: `loss.name/loss.scale` is `loss`."""
-    return axis.partition("/")[0].removesuffix(".name").rpartition(".")[2].replace("_", " ")
-
-
-def _figure_labels(axes: Sequence[Axis], runs: Sequence[Run]) -> dict[tuple[str, str], str]:
-    """What figures show in the place of labels.
-
-    A loss has the label of its protocol, if every loss has one. On an axis of several options,
-    those that tell positions with the same loss, or the same first option, apart follow: so
-    `direct:sce+nca/True/0.1` can be `SCE⊕NCA, stopped, temperature=0.1`.
-    """
-    found = {}
-    for number, axis in enumerate(axes):
-        if axis.numbers is not None:
-            continue
-        options = axis.name.split("/")
-        parts = {label: label.split("/", len(options) - 1) for label in axis.labels}
-        names = {label: values[0] for label, values in parts.items()}
-        if len(options) == 1 or axis.name.startswith("loss."):
-            pairs = {(run.place[number], run.report.get("label")) for run in runs}
-            of_protocol = {label: name for label, name in pairs if name}
-            different = len({*of_protocol.values()}) == len(names) or len(options) > 1
-            if len(pairs) == len(of_protocol) == len(names) and different:
-                names = of_protocol
-        shown = {}
-        for label, values in parts.items():
-            alike = [parts[at] for at, name in names.items() if name == names[label]]
-            settings = [
-                _setting(option, value)
-                for option, value, *others in zip(options, values, *alike, strict=True)
-                if len({*others}) > 1
-            ]
-            shown[label] = ", ".join([names[label], *filter(None, settings)])
-        if len({*shown.values()}) == len(shown):
-            found |= {(axis.name, label): text for label, text in shown.items()}
-    return found
-
-
-def _setting(option: str, value: str) -> str:
-    """A true option has its name alone, a false one none. Lines do not break within a setting."""
-    if option.endswith("stop_gradient") and value in _FORMS:
-        return _FORMS[value]
-    name = short_name(option).replace(" ", "\N{NO-BREAK SPACE}")
-    return {"True": name, "False": ""}.get(value, f"{name}={value}")

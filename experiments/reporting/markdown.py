@@ -20,18 +20,18 @@ _FACTORS_AND_DIGITS = {"%": (100.0, 1), "": (1.0, 2)}
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     """The lines of a Markdown table: first column left, others centred, None as `MISSING`."""
+
+    def cell(value: Any) -> str:
+        return MISSING if value is None else plain(str(value)).replace("|", r"\|")
+
     text = tabulate(
-        [[_cell(value) for value in row] for row in rows],
-        headers=[_cell(heading) for heading in headings],
+        [[*map(cell, row)] for row in rows],
+        headers=[*map(cell, headings)],
         tablefmt="pipe",
         disable_numparse=True,
         colalign=["left"] + ["center"] * (len(headings) - 1),
     )
     return text.splitlines()
-
-
-def _cell(value: Any) -> str:
-    return MISSING if value is None else plain(str(value)).replace("|", r"\|")
 
 
 def plain(text: str) -> str:
@@ -49,11 +49,6 @@ def bullets(items: Iterable[str]) -> list[str]:
     return [f"- {plain(item)}" for item in items]
 
 
-def bold(text: str) -> str:
-    """Text in bold, as it is."""
-    return f"**{text}**"
-
-
 def scaled(value: Any, unit: str) -> Any:
     """A number in the unit that is printed: a fraction in per cent, any other number as it is."""
     return _FACTORS_AND_DIGITS[unit][0] * value
@@ -67,9 +62,9 @@ def format_value(value: float | None, unit: str, digits: int | None = None) -> s
     return f"{scaled(value, unit):.{digits}f}"
 
 
-def format_difference(value: float, unit: str, *, signed: bool = True) -> str:
-    """A difference, with one digit more than values have, and a sign: `−1.30`."""
-    text = f"{scaled(value, unit):{'+' if signed else ''}.{_FACTORS_AND_DIGITS[unit][1] + 1}f}"
+def format_difference(value: float, unit: str, *, sign: str = "+") -> str:
+    """A difference, with one digit more than values have, and by default a sign: `−1.30`."""
+    text = f"{scaled(value, unit):{sign}.{_FACTORS_AND_DIGITS[unit][1] + 1}f}"
     return text.replace("-", "−")
 
 

@@ -26,19 +26,6 @@ def paired_power(pairs: int, effect: float, deviation: float) -> float:
     return float(1 - np.nan_to_num(missed))  # SciPy has NaN for some where nothing is missed.
 
 
-def pairs_needed(effect: float, deviation: float, power: float) -> int:
-    """The smallest number of pairs with which `paired_power` is at least `power`; at most 10⁹."""
-    return bisect.bisect_left(
-        range(MOST_PAIRS), power, lo=2, key=lambda pairs: paired_power(pairs, effect, deviation)
-    )
-
-
-def smallest_effect(pairs: int, deviation: float, power: float) -> float:
-    """The mean of the differences that `pairs` pairs find with probability `power`."""
-    ratio: Any = brentq(lambda effect: paired_power(pairs, effect, 1.0) - power, 0.0, 100.0)
-    return deviation * ratio
-
-
 def power_lines(deviation: float, effect: float | None, pairs: Sequence[int]) -> list[str]:
     """The number of pairs that an effect needs, and the smallest effects of some numbers of pairs.
 
@@ -46,12 +33,19 @@ def power_lines(deviation: float, effect: float | None, pairs: Sequence[int]) ->
     """
     lines = []
     if effect is not None:
-        numbers = (pairs_needed(effect, deviation, p) for p in POWERS)
-        needed = (
-            f"{'at least ' if n == MOST_PAIRS else ''}{n} pairs for a power of {100 * p:.0f} %"
-            for n, p in zip(numbers, POWERS, strict=True)
-        )
+        needed = []
+        for power in POWERS:
+            found = bisect.bisect_left(
+                range(MOST_PAIRS), power, lo=2, key=lambda n: paired_power(n, effect, deviation)
+            )
+            least = "at least " if found == MOST_PAIRS else ""
+            needed.append(f"{least}{found} pairs for a power of {100 * power:.0f} %")
         lines = [f"A two-sided paired t-test at 5 % needs {', and '.join(needed)}.", ""]
-    rows = [[n, *(f"{smallest_effect(n, deviation, p):.3g}" for p in POWERS)] for n in pairs]
-    headings = [f"smallest difference at {100 * p:.0f} % power" for p in POWERS]
+
+    def smallest(n: int, power: float) -> str:
+        ratio: Any = brentq(lambda effect: paired_power(n, effect, 1.0) - power, 0.0, 100.0)
+        return f"{deviation * ratio:.3g}"
+
+    rows = [[n, *(smallest(n, power) for power in POWERS)] for n in pairs]
+    headings = [f"smallest difference at {100 * power:.0f} % power" for power in POWERS]
     return [*lines, *table(["pairs", *headings], rows)]

@@ -5,9 +5,7 @@ Every run and every evaluation is a directory that is kept.
 
 from __future__ import annotations
 
-import collections
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
@@ -26,7 +24,7 @@ from experiments.core.errors import ConfigError, unknown
 from experiments.core.processes import agree, on_first
 from experiments.core.storage import component
 from experiments.papers import build_protocol, config_to_dict
-from experiments.reporting.grid import ALL, VALIDATION, Axis, Comparison, Place, Run
+from experiments.reporting.grid import ALL, VALIDATION, Axis, Comparison, GridRun, Place
 from experiments.reporting.grid_report import write_grid
 from experiments.reporting.run import read_episodes, read_report, report_text, write_report
 from experiments.run import (
@@ -40,13 +38,8 @@ from experiments.run import (
 )
 from experiments.training.run_directory import check_run_directory
 
-_SUBSETS = (
-    "Subsets overlap and share their test images: means and intervals over data.subset_seed "
-    "describe repetition over such subsets, not over new data."
-)
 _ALL_AT_0 = ("data.classes", "data.samples_per_class")
 """Options whose value 0 means all."""
-_MOST_RUNS = 10_000
 
 
 def parse_axis(text: str, config: TrainConfig) -> Axis:
@@ -130,7 +123,7 @@ def parse_comparison(
 
 
 class Cell(NamedTuple):
-    """One run of a grid."""
+    """One run of a grid, or one evaluation."""
 
     place: Place
     settings: dict[str, Any]
@@ -146,25 +139,14 @@ def make_cells(
     options = [option for axis in axes for option in axis.settings[0]]
     if len({*options}) < len(options):
         raise ConfigError(f"two axes have the same option: {', '.join(options)}")
-    seeds = dict.fromkeys(seeds)
-    if (number := math.prod([len(seeds), *(len(axis.labels) for axis in axes)])) > _MOST_RUNS:
-        raise ConfigError(f"a grid has at most {_MOST_RUNS:,} runs, got {number:,}")
     cells = []
     positions = (zip(axis.labels, axis.settings, strict=True) for axis in axes)
-    for seed, *at in itertools.product(seeds, *positions):
+    for seed, *at in itertools.product(dict.fromkeys(seeds), *positions):
         place, parts = zip(*at, strict=True)
         settings = {option: value for part in parts for option, value in part.items()}
         folders = [component(",".join(setting_names(part))) for part in parts]
-        directory = root.joinpath(*folders, f"seed-{seed}")
         of_cell = set_options(config, {**settings, "seed": seed})
-        cells.append(Cell(place, settings, of_cell, directory))
-    folders_of = collections.Counter(cell.directory for cell in cells)
-    for directory, number in folders_of.items():
-        if number > 1:
-            raise ConfigError(
-                f"{number} values have the same directory, {directory}; sweep them one by one, "
-                "each with a --directory of its own"
-            )
+        cells.append(Cell(place, settings, of_cell, root.joinpath(*folders, f"seed-{seed}")))
     return cells
 
 
@@ -185,10 +167,9 @@ def run_grid(
     complete: Callable[[Plan, Path], dict[str, Any]],
     *,
     comparison: Comparison,
+    command: str,
     title: str = "",
     metrics: Sequence[str] = (),
-    notes: Sequence[str] = (),
-    **report: Any,
 ) -> tuple[list[Path], list[str]]:
     """Trains and evaluates the missing runs of a grid, and writes its table and figure.
 
@@ -217,11 +198,6 @@ def run_grid(
                 f"--choose needs the split {held_out}, which {config.data.name} lacks with these "
                 "options; hold images out, for example with --data.holdout 0.2"
             )
-    losses = {plan.protocol.description["label"] for plan in plans}
-    if len(losses) > 1:
-        losses = {plan.config.loss.name for plan in plans}
-    loss = losses if len(losses) == 1 else ()  # The axes name several.
-    title = title or ", ".join([f"{config.protocol} on {config.data.name}", *loss])
     reports, diverged = [], []
     for cell, plan in zip(_announced(cells, axes), plans, strict=True):
         found = complete(plan, cell.directory)
@@ -229,17 +205,23 @@ def run_grid(
         if "diverged" in found:
             diverged.append(f"{cell.directory}: {found['diverged']}")
             print(found["diverged"], flush=True)
-    paired = (axis.settings[0] for axis in axes if axis.name == comparison.pairs_over)
-    if any("data.subset_seed" in options for options in paired):
-        notes = [_SUBSETS, *notes]
-    report |= {"title": title, "metrics": metrics, "notes": notes, "pair_metrics": pair_metrics}
+    labels = {plan.protocol.description["label"] for plan in plans}
+    loss = labels if len(labels) == 1 else ()  # The axes name several.
 
     def write() -> list[Path]:
-        runs = [
-            Run(cell.place, found, read_episodes(cell.directory))
-            for cell, found in zip(cells, reports, strict=True)
-        ]
-        return write_grid(root, axes, runs, comparison=comparison, **report)
+        return write_grid(
+            root,
+            axes,
+            [
+                GridRun(cell.place, found, read_episodes(cell.directory))
+                for cell, found in zip(cells, reports, strict=True)
+            ],
+            title=title or ", ".join([f"{config.protocol} on {config.data.name}", *loss]),
+            command=command,
+            metrics=metrics,
+            comparison=comparison,
+            pair_metrics=pair_metrics,
+        )
 
     return on_first(write) or [], diverged
 
@@ -274,10 +256,9 @@ def evaluate_over(
     cells = make_cells(shared, axes, [config.seed], root)
     for cell in cells:
         with_evaluation(config, overrides | cell.settings)
-    runs = []
+    evaluated = []
     for cell in _announced(cells, axes):
-        stored = cell.directory / "report.json"
-        protocol = build_protocol(cell.config)
+        stored, protocol = cell.directory / "report.json", build_protocol(cell.config)
         text = partial(report_text, protocol)
         report = read_report(stored, text) if stored.exists() else None
         if report is None:
@@ -286,15 +267,15 @@ def evaluate_over(
             cell.directory.mkdir(parents=True, exist_ok=True)
             write_report(cell.directory, protocol, report)
             report.pop("episodes", None)
-        runs.append(Run(cell.place, report, read_episodes(cell.directory)))
+        evaluated.append(GridRun(cell.place, report, read_episodes(cell.directory)))
     # Values such as the number of shots have metrics of their own.
-    available = dict.fromkeys(metric["name"] for run in runs for metric in run.report["metrics"])
+    available = dict.fromkeys(m["name"] for of in evaluated for m in of.report["metrics"])
     _check_metrics(metrics, available)
     return write_grid(
         root,
         axes,
-        runs,
-        title=f"{runs[0].report['label']} on {config.data.name}, {split} split",
+        evaluated,
+        title=f"{evaluated[0].report['label']} on {config.data.name}, {split} split",
         command=command,
         metrics=metrics or list(available),
         comparison=comparison,

@@ -8,25 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from experiments.core.config import DataConfig, Folders, check_config
 from experiments.core.errors import ConfigError
 from experiments.core.protocol import Metric
-from experiments.core.storage import component, write_atomically, write_json, write_picture
-from experiments.datasets import (
-    lookup,
-    pinned,
-    short_name,
-)
+from experiments.core.storage import component, write_atomically, write_json
+from experiments.datasets import lookup, pinned, short_name
 from experiments.evaluation.linear import Labelled, evaluate_linear
 from experiments.papers import build_protocol, classification
 from experiments.papers.classification import SPLITS, ClassificationData
-from experiments.reporting.grid import Axis, Comparison, Run
-from experiments.reporting.grid_report import write_grid
-from experiments.reporting.markdown import format_value, plain, table
-from experiments.reporting.run import METRIC, code_version, describe_run, origin_lines, read_report
-from experiments.reporting.style import INK, MEDIUM, new_figure, series_mark, style_axes
+from experiments.reporting.grid import Axis, Comparison, GridRun, make_grid
+from experiments.reporting.grid_report import grid_table, write_grid
+from experiments.reporting.markdown import format_value
+from experiments.reporting.run import METRIC, code_version, describe_run, read_report
 from experiments.run import RestoredRun, config_of_run, data_notes, load_run, seen_in_training
 from experiments.training.step import build_features
 
@@ -39,13 +32,9 @@ _METRICS = {
 
 _REPORT = {
     "run": {"version": str, "commit": str | None},
-    **dict.fromkeys(("version", "seen_in_training"), str),
-    **{"commit": str | None, "step": int, "metrics": [METRIC], "notes?": [str]},
+    **{"seen_in_training": str, "step": int, "metrics": [METRIC]},
 }
 """What a table of runs needs of a report, as a kind of `check_json`."""
-
-_ACCURACIES = ("accuracy", "best_test_accuracy")
-"""With the λ that was chosen on validation images, and on test images."""
 
 
 def evaluate_run_linear(
@@ -111,9 +100,9 @@ def evaluate_runs_linear(
         raise ConfigError("--baseline and --directory are for several runs")
     # The name has all settings, so that evaluations of a run do not overwrite each other.
     data = dataclasses.replace(data, name=pinned(data.name))
-    name = f"linear-{short_name(data.name)}" + (
-        "" if data.class_split == "all" else f"-{data.class_split}"
-    )
+    short, split = short_name(data.name), data.class_split
+    name = f"linear-{short}" + ("" if split == "all" else f"-{split}")
+    title = f"Linear evaluation on {short if split == 'all' else f'the {split} classes of {short}'}"
     found: dict[tuple[str, int], Path] = {}
     for path in paths:
         config = config_of_run(path)
@@ -125,33 +114,44 @@ def evaluate_runs_linear(
     labels = tuple(dict.fromkeys(label for label, _ in found))
     if baseline and baseline not in labels:
         raise ConfigError(f"no run has the label {baseline!r}; the runs have {', '.join(labels)}")
-    runs, written = [], []
+    evaluated, written = [], []
     for number, ((label, seed), path) in enumerate(found.items(), start=1):
         print(f"[{number}/{len(found)}] {path}", flush=True)
         run = load_run(path, checkpoint)
-        folder, stem = run.directory, name + ("" if checkpoint == "best" else f"-step{run.step}")
+        stem = name + ("" if checkpoint == "best" else f"-step{run.step}")
         stem = component(stem + ("" if data.holdout == 0.2 else f"-holdout{data.holdout}"))
-        file = folder / f"{stem}.json"
+        file = run.directory / f"{stem}.json"
         report = read_report(file, kind=_REPORT) if len(found) > 1 and file.exists() else None
         stored = report["run"] | {"step": report["step"]} if report else {}
+        of_grid = {"seed": seed, "validation": None, "command": command}
         if report is None or not {"step": run.step, **code_version()}.items() <= stored.items():
             print("features, then classifiers …", flush=True)
             report = evaluate_run_linear(run, folders, data)
-            written = write_linear_report(folder, report, stem, command=command)
-        common = {"seed": seed, "validation": None, "command": command}
-        runs.append(Run((label,), report | common))
-    if len(runs) == 1:
+            own = [GridRun((label,), report | of_grid)]
+            grid = make_grid([Axis("loss", (label,))], own)
+            text = grid_table(grid, own, title=title, notes=linear_notes(report) + trained_on(own))
+            written = [
+                write_atomically(run.directory / f"{stem}.md", text),
+                write_json(file, report | {"command": command}),
+            ]
+        evaluated.append(GridRun((label,), report | of_grid))
+    if len(evaluated) == 1:
         return written
-    trained_on = sorted({run.report["seen_in_training"] for run in runs} - {""})
     return write_grid(
         directory or Path("runs", component(name)),
         [Axis("loss", labels)],
-        runs,
-        title=f"Linear evaluation on {classes_of(data.name, data.class_split)}",
+        evaluated,
+        title=title,
         command=command,
-        notes=[f"Backbones were trained on {seen}: this is not a transfer." for seen in trained_on],
+        notes=trained_on(evaluated),
         comparison=Comparison(("loss", baseline) if baseline else None),
     )
+
+
+def trained_on(evaluated: Sequence[GridRun]) -> list[str]:
+    """What test images the backbones may have been trained on, as sentences."""
+    seen = sorted({run.report["seen_in_training"] for run in evaluated} - {""})
+    return [f"Backbones were trained on {data}: this is not a transfer." for data in seen]
 
 
 def _preparation(trained_with: DataConfig, data: str, seen: tuple[int, int, int]) -> DataConfig:
@@ -166,96 +166,27 @@ def _preparation(trained_with: DataConfig, data: str, seen: tuple[int, int, int]
     return dataclasses.replace(trained_with, image_size=seen[0])
 
 
-def linear_report(report: dict[str, Any]) -> str:
-    """The report of `evaluate_run_linear` as Markdown."""
-    result, percent = report["result"], partial(format_value, unit="%", digits=2)
-    columns = {
-        "λ chosen on": ("validation", "test, as in the paper"),
-        "λ": [f"{result[key]:.3g}" for key in ("penalty", "best_test_penalty")],
-        "error (%)": [percent(1 - result[key]) for key in _ACCURACIES],
-        "accuracy (%)": [percent(result[key]) for key in _ACCURACIES],
-        "class-mean accuracy (%)": (percent(result["class_mean_accuracy"]), None),
-        "validation accuracy (%)": (percent(result["validation_accuracy"]), None),
-    }
-    lines = [
-        f"{plain(_title(report))} ({report['classes']} classes; "
-        f"{result['train_samples']} training, {result['validation_samples']} validation and "
-        f"{result['test_samples']} test images) of the features of {plain(_run(report))}, "
-        f"d = {report['num_features']}.",
-        "",
-        *table([*columns], zip(*columns.values(), strict=True)),
-        "",
-        f"λ is the best of {len(result['penalties'])}. Compare the row of λ chosen on the test "
-        "images with published tables only. Trained on training and validation images.",
+def linear_notes(report: dict[str, Any]) -> list[str]:
+    """How the numbers of `evaluate_run_linear` came about, and what limits them, as sentences."""
+    result, run, percent = (
+        report["result"],
+        report["run"],
+        partial(format_value, unit="%", digits=2),
+    )
+    samples = (f"{result[f'{part}_samples']} {part}" for part in ("train", "validation", "test"))
+    notes = [
+        f"{report['classes']} classes; {', '.join(samples)} images.",
+        f"Features: {run['label']} trained on {run['data']}, {run['sampling']} batches, seed "
+        f"{run['seed']}, step {report['step']}, d = {report['num_features']}.",
+        f"λ = {result['penalty']:.3g}, the best of {len(result['penalties'])} on validation images "
+        f"({percent(result['validation_accuracy'])} %), gives {percent(result['accuracy'])} % on "
+        f"test images. λ = {result['best_test_penalty']:.3g}, chosen on test images as in the "
+        f"paper, gives {percent(result['best_test_accuracy'])} %: compare it with published tables "
+        "only. Both classifiers are trained on training and validation images.",
     ]
     if report["stored_size"] != report["image_size"]:
         stored, seen = ("×".join(map(str, report[k])) for k in ("stored_size", "image_size"))
-        if len(report["stored_size"]) == 1:
-            stored = f"a shorter side of {stored}"
-        lines.append(f"Images were resized from {stored} to {seen} pixels.")
-    if data := report["seen_in_training"]:
-        lines.append(f"The backbone was trained on {plain(data)}: this is not a transfer.")
+        notes.append(f"Images were resized from {stored} to {seen} pixels.")
     if missed := result["unconverged"] + (not result["converged"]):
-        lines.append(f"{missed} solves ended before they met the tolerance.")
-    return "\n".join([*lines, "", *origin_lines(report)])
-
-
-def linear_figure(report: dict[str, Any], *, command: str) -> Figure:
-    """Draws the accuracy on validation and test images against the penalty."""
-    result = report["result"]
-    figure = new_figure(
-        7.2,
-        4.4,
-        title=f"{_title(report)} ({report['classes']} classes)",
-        caption=f"Features of {_run(report)}. Curves: trained on {result['train_samples']} "
-        "images. Star and circle: trained on these and the validation images.",
-        command=command,
-    )
-    axes = figure.add_subplot()
-    style_axes(axes)
-    for number, name in enumerate(("validation", "test")):
-        values = [100 * value for value in result[name]]
-        label = f"{name} ({result[f'{name}_samples']} images)"
-        axes.plot(result["penalties"], values, label=label, **series_mark(number).style(line=True))
-    axes.axvline(result["penalty"], color=INK, linestyle=":", linewidth=1.1)
-    chosen, best = (format_value(result[key], "%") for key in _ACCURACIES)
-    star: Any = {"marker": "*", "markersize": 13, "color": series_mark(1).color}
-    circle: Any = {"marker": "o", "markersize": 9, "markerfacecolor": "none"}
-    star["label"] = f"chosen λ = {result['penalty']:.2g}: test {chosen} %"
-    circle["label"] = f"λ chosen on test, as in the paper: {best} %"
-    penalties = (result["penalty"], result["best_test_penalty"])
-    for penalty, key, style in zip(penalties, _ACCURACIES, (star, circle), strict=True):
-        axes.plot(penalty, 100 * result[key], linestyle="None", markeredgecolor=INK, **style)
-    penalty = "Penalty λ (weight of the L2 regularisation)"
-    axes.set(xscale="log", xlabel=penalty, ylabel="Accuracy (%)")
-    axes.legend(loc="best", frameon=False, fontsize=MEDIUM)
-    return figure
-
-
-def write_linear_report(
-    directory: Path, report: dict[str, Any], name: str, *, command: str
-) -> list[Path]:
-    """Writes NAME.md, .json and .png into the run directory; returns their paths."""
-    markdown, data, picture = (directory / f"{name}.{kind}" for kind in ("md", "json", "png"))
-    text = f"{linear_report(report)}\n\n![accuracy against λ]({picture.name})\n\n`{command}`\n"
-    return [
-        write_atomically(markdown, text),
-        write_json(data, report | {"command": command}),
-        write_picture(picture, linear_figure(report, command=command)),
-    ]
-
-
-def classes_of(data: str, split: str) -> str:
-    """The classes of a split of a data set, as a phrase."""
-    name = short_name(data)
-    return name if split == "all" else f"the {split} classes of {name}"
-
-
-def _title(report: dict[str, Any]) -> str:
-    return f"Linear evaluation on {classes_of(report['data'], report['split'])}"
-
-
-def _run(report: dict[str, Any]) -> str:
-    run = report["run"]
-    trained = f"{run['label']} trained on {run['data']}, {run['sampling']} batches"
-    return f"{trained}, seed {run['seed']}, step {report['step']}"
+        notes.append(f"{missed} solves ended before they met the tolerance.")
+    return notes

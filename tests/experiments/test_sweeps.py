@@ -1,33 +1,26 @@
-"""Grids: axes and cells, and the commands `compare` and `sweep`."""
+"""Grids: axes and cells, the command `sweep`, and evaluations of one run against each other."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
-import re
 import shlex
-import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock, call
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from experiments.cli.main import main
 from experiments.core.config import TrainConfig
 from experiments.core.errors import ConfigError
-from experiments.core.storage import write_json
-from experiments.papers import config_to_dict, few_shot, integration
+from experiments.papers import few_shot, integration
 from experiments.papers.group_softmax import GroupSoftmaxConfig
-from experiments.papers.presets import PRESETS
-from experiments.reporting.grid import Axis
-from experiments.run import Plan, plan_run, prepare_and_count
-from experiments.sweeps import grid as sweeps
 from experiments.sweeps.grid import make_cells, parse_axis, parse_comparison
-from tests.experiments import test_grid_report as fakes
+from tests.experiments.test_grid_report import squeezed
 from tests.experiments.tiny_runs import TINY_OPTIONS, metrics
 
 pytestmark = pytest.mark.usefixtures("light_backbone")
@@ -41,14 +34,10 @@ def test_values_are_parsed_in_the_types_of_their_options():
 
     assert values("data.classes=5,20") == [(5,), (20,)]
     assert values("data.flip=True,false") == [(True,), (False,)]
-    assert values("model.weights=runs/a,runs/b") == [("runs/a",), ("runs/b",)]
     # Several numbers or names are one value.
     assert values("steps/optimizer.decay-steps=90/30+60,40/20") == [(90, (30, 60)), (40, (20,))]
-    few = few_shot.FewShotConfig()
-    found = values("evaluation.distances=cosine,euclidean+cosine", few)
+    found = values("evaluation.distances=cosine,euclidean+cosine", few_shot.FewShotConfig())
     assert found == [(("cosine",),), (("euclidean", "cosine"),)]
-    with pytest.raises(ConfigError, match="'l1' must be one of euclidean, cosine"):
-        parse_axis("evaluation.distances=cosine+l1", few)
 
 
 @pytest.mark.parametrize(
@@ -64,26 +53,6 @@ def test_an_axis_is_named_after_the_options_that_distinguish_its_positions(text,
     assert parse_axis(text, CONFIG)[:2] == (name, tuple(labels.split()))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("loss.name=", "must be OPTION=VALUE"),
-        ("loss.nam=softmax", r"no option loss.nam; did you mean loss.name"),
-        ("model=4", "no option model; did you mean model.dim or "),
-        ("protocol=few-shot", "no option protocol; .* --help lists them"),
-        ("model.widths=4+x", "'x' must be of type int"),
-        ("loss.name=soft", "'soft' must be one of softmax, tight, loose; did you mean softmax"),
-        ("data.flip=yes", "'Yes' must be one of True, False"),
-        ("loss.name/data.classes=loose/5,loose/5", "the value 'loose/5' is repeated"),
-        ("loss.name/data.classes=softmax", "1 values for 2 options"),
-        ("seed=1,2", "use --seeds"),
-    ],
-)
-def test_impossible_axes_are_refused(text, message):
-    with pytest.raises(ConfigError, match=message):
-        parse_axis(text, CONFIG)
-
-
 def axes_of(*texts):
     return [parse_axis(text, CONFIG) for text in texts]
 
@@ -93,21 +62,12 @@ def test_cells_are_all_combinations(tmp_path):
     found = make_cells(CONFIG, axes, [3, 1, 3], tmp_path)
     assert len(found) == len({cell.directory for cell in found}) == 8
     assert [cell.config.seed for cell in found] == [3] * 4 + [1] * 4
-    last = found[-1]
+    last: Any = found[-1]
     assert last.place == ("loose", "9")
-    assert isinstance(last.config, GroupSoftmaxConfig)
     assert (last.config.loss.name, last.config.data.classes) == ("loose", 9)
     assert last.directory == tmp_path / "loss.name=loose" / "data.classes=9" / "seed-1"
-    axes = axes_of("model.widths=4+8+8+8,4+4+4+4")
-    first = make_cells(CONFIG, axes, [0], tmp_path)[0]
-    assert first.config.model.widths == (4, 8, 8, 8)
-    assert first.directory == tmp_path / "model.widths=4+8+8+8" / "seed-0"
-    with pytest.raises(ConfigError, match="two axes have the same option"):
-        make_cells(CONFIG, axes * 2, [0], tmp_path)
     (cell,) = make_cells(CONFIG, axes_of("model.weights=runs/a"), [0], tmp_path)
     assert cell.directory.parent == tmp_path / "model.weights=runs-a"
-    with pytest.raises(ConfigError, match=r"2 values have the same directory, .*=runs-a-b/seed-0"):
-        make_cells(CONFIG, axes_of("model.weights=runs/a/b,runs/a-b"), [0, 1], tmp_path)
 
 
 def test_a_comparison_is_parsed():
@@ -121,11 +81,6 @@ def test_a_comparison_is_parsed():
         assert found == (("loss.name", "softmax"), "", "loss.num_groups")
     found = parse_comparison(axes, CONFIG, baseline="data.classes=0", pairs_over="loss.name")
     assert found == (("data.classes", "all"), "loss.name", "")
-    assert parse_comparison(axes, CONFIG) == (None, "", "")
-    labels = ("random", "8x4")
-    batches = Axis("training batches", labels, tuple({"sampling.strategy": s} for s in labels))
-    for choose in ("sampling.strategy", "training batches"):
-        assert parse_comparison([*axes, batches], CONFIG, choose=choose).choose == batches.name
     pairs = axes_of("loss.name/optimizer.weight_decay=softmax/0,softmax/0.1,loose/0")
     baseline = "loss.name/optimizer.weight-decay=softmax/0"
     found = parse_comparison(pairs, CONFIG, baseline=baseline)
@@ -134,206 +89,46 @@ def test_a_comparison_is_parsed():
         parse_comparison(pairs, CONFIG, baseline="loss.name=softmax")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ({"baseline": "loss.name=tight"}, "0 labels have this value"),
-        ({"baseline": "loss.name=loose,softmax"}, "must be one label"),
-        ({"baseline": "model.dim=8"}, "of an axis of several"),
-        ({"pairs_over": "seed"}, "got seed, and the axes are loss.name, model.dim"),
-        ({"choose": "steps"}, "got steps, and the axes are loss.name"),
-        ({"pairs_over": "model.dim", "choose": "model.dim"}, "must name different axes"),
-        ({"pairs_over": "model.dim", "choose": "loss.name"}, "leave one for"),
-        ({"pairs_over": "loss.name", "baseline": "loss.name=loose"}, "not in --pairs-over or --ch"),
-    ],
-)
-def test_impossible_comparisons_are_refused(words, message):
-    with pytest.raises(ConfigError, match=message):
-        parse_comparison(axes_of("loss.name=softmax,loose", "model.dim=8"), CONFIG, **words)
-
-
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory, folders):
-    directory = tmp_path_factory.mktemp("sweep")
-    command = ["sweep", "icons-groups", "--data-dir", str(folders.data_dir)]
-    command += ["--directory", str(directory)]
-    command += ["--steps", "2", "--validate-every", "2", "--sampling.batch-size", "16"]
-    command += ["--model.widths", "4", "4", "4", "8", "--data.classes", "5"]
-    assert main([*command, "--over", "loss.name=softmax,loose"]) == 0
-    return directory, command
-
-
-@pytest.mark.long
-def test_a_sweep_writes_runs_table_and_figure(swept, capsys):
-    directory, command = swept
-    assert (directory / "figure.png").stat().st_size > 0
-    heading = "### group-softmax on icons\n\n| loss.name"
-    assert (directory / "table.md").read_text().startswith(heading)
-    stored = json.loads((directory / "table.json").read_text())
-    assert stored["axes"] == [{"name": "loss.name", "labels": ["softmax", "loose"]}]
-    assert [run["place"] for run in stored["runs"]] == [["softmax"], ["loose"]]
-    for run in stored["runs"]:
-        report = run["report"]
-        assert report["classes"] == 5
-        values = {metric["name"]: metric["value"] for metric in report["metrics"]}
-        assert values["error"] == pytest.approx(1 - values["accuracy"])
-        assert 0 <= report["validation"]["value"] <= 1
-    # The table has the values of the command.
-    assert main([*command, "--over", "loss.name=loose"]) == 0
-    output = capsys.readouterr().out
-    assert re.search(r"\| loose +\|", output)
-    assert not re.search(r"\| softmax +\|", output)
-
-
-@pytest.mark.long
-def test_a_directory_of_another_run_is_found_before_training(swept, capsys):
-    directory, command = swept
-    assert main([*command, "--steps", "4", "--over", "loss.name=tight,loose"]) == 2
-    assert re.search(r"steps: 2 -> 4", capsys.readouterr().err)
-    assert not (directory / "loss.name=tight").exists()
-
-
-SWEEP = "sweep icons-groups --over loss.name=softmax,tight"
-# Short, in case it trains after all.
-SHORT = ["--steps", "2", "--validate-every", "2", "--model.widths", "4", "4", "4", "8"]
+SWEEP = "--over loss.name=softmax,tight"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("--over loss.name=", "must be OPTION=VALUE"),
+        ("--over loss.nam=softmax", "no option loss.nam; did you mean loss.name"),
+        ("--over model.widths=4+x", "'x' must be of type int"),
+        ("--over loss.name=soft", "'soft' must be one of softmax, tight, loose; did you mean"),
+        ("--over loss.name/data.classes=loose/5,loose/5", "the value 'loose/5' is repeated"),
+        ("--over loss.name/data.classes=softmax", "1 values for 2 options"),
+        ("--over seed=1,2", "use --seeds"),
+        ("--over loss.name=tight loss.name=loose", "two axes have the same option"),
+        (f"{SWEEP} --baseline loss.name=loose", "0 labels have this value"),
+        (f"{SWEEP} --baseline loss.name=tight,softmax", "must be one label"),
+        (f"{SWEEP} --pairs-over seed", "got seed, and the axes are loss.name"),
+        (f"{SWEEP} --choose loss.name", "leave one for"),
         (f"{SWEEP} --seed 3", "the grid sets --seed in every run; use --seeds instead"),
         (f"{SWEEP} --loss.name=loose --loss.name tight", "sets --loss.name in every run; use its"),
         (f"{SWEEP} --metrics eror", "no metric eror; did you mean error?"),
-        (f"{SWEEP} --data.classes 5 --over data.classes=5,9", "the grid sets --data.classes"),
-        ("sweep icons-groups", "needs at least one axis"),
+        ("", "needs at least one axis"),
         # Of all runs, before data is prepared.
-        ("sweep icons-groups --over loss.num_groups=4,9999", "num_groups = 9999 must be at most"),
-        ("compare icons --seed 1", "sets --seed in every run; use --seeds instead"),
-        ("compare icons --loss.name=sce", "sets --loss.name in every run; use --losses instead"),
-        ("compare icons --sampling.strategy 32x4", "every run; use --sampling instead"),
-        ("compare icons --losses", "--losses"),
+        ("--over loss.num_groups=4,9999", "num_groups = 9999 must be at most"),
     ],
 )
 def test_an_impossible_grid_is_refused_before_it_trains(tmp_path, capsys, words, message):
     places = ["--data-dir", str(tmp_path / "data"), "--directory", str(tmp_path / "grid")]
-    assert main([*shlex.split(words), *SHORT, *places]) == 2
+    # Short, in case it trains after all.
+    short = ["--steps", "2", "--validate-every", "2", "--model.widths", "4", "4", "4", "8"]
+    assert main(["sweep", "icons-groups", *shlex.split(words), *short, *places]) == 2
     assert message in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
 
-def untrained(plan, directory, *, command, **_):
-    """Stands for a run: a report with numbers that depend on its folder."""
-    value = zlib.crc32("/".join(directory.parts[-3:]).encode()) / 2**32
-    found = fakes.run(
-        (), plan.config.seed, (fakes.ERROR, value), validation=1 - value, command=command
-    )
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / "config.json", config_to_dict(plan.config))
-    write_json(directory / "report.json", found.report)
-    return found.report
-
-
-def test_a_grid_has_every_run_at_its_place(tmp_path, folders, monkeypatch):
-    """Its settings, its seed, its directory, its report; and how they are shown."""
-    config = PRESETS["icons-margin"].config
-    axes = [parse_axis("loss.margin=-0.1,0", config)]
-
-    def complete(plan: Plan, directory: Path) -> dict[str, Any]:
-        config: Any = plan.config
-        name = f"loss.margin={config.loss.margin}/seed-{config.seed}"
-        assert directory == tmp_path / name
-        assert prepare_and_count(plan, folders)
-        return {"name": name}
-
-    monkeypatch.setattr(sweeps, "write_grid", written := Mock(return_value=[tmp_path]))
-    monkeypatch.setattr(sweeps, "read_episodes", lambda directory: {str(directory): [0.5]})
-    how: dict[str, Any] = {"title": "Margins", "metrics": ["novel D_intra"], "command": "typed"}
-    how["comparison"] = parse_comparison(axes, config, baseline="loss.margin=0")
-    found = sweeps.run_grid(config, axes, [3, 1], tmp_path, folders, complete, **how)
-    assert found == ([tmp_path], [])
-    (root, shown, runs), given = written.call_args
-    assert (root, shown) == (tmp_path, axes)
-    assert [run.place for run in runs] == [("-0.1",), ("0.0",)] * 2
-    names = [f"loss.margin={m}/seed-{seed}" for seed in (3, 1) for m in (-0.1, 0.0)]
-    assert [run.report["name"] for run in runs] == names
-    assert [run.episodes for run in runs] == [{str(tmp_path / name): [0.5]} for name in names]
-    bounds = [metric.name for metric in given.pop("pair_metrics").metrics]
-    assert bounds == ["novel P^s bound", "validation P^s bound"]
-    assert given == {**how, "notes": ()}
-
-
-def test_every_evaluation_of_a_grid_has_its_own_options(tmp_path, folders, monkeypatch):
-    loaded = Mock(plan=plan_run(few_shot.FewShotConfig()), step=4, directory=tmp_path)
-    evaluate = Mock(side_effect=lambda *given, **_: {"label": "SCE", "metrics": [{"name": "m"}]})
-    monkeypatch.setattr(sweeps, "load_run", load := Mock(return_value=loaded))
-    monkeypatch.setattr(sweeps, "evaluate", evaluate)
-    monkeypatch.setattr(sweeps, "write_report", lambda folder, *_: write_json(folder / "a", {}))
-    monkeypatch.setattr(sweeps, "write_grid", written := Mock())
-    overrides = {"evaluation.queries": 3}
-    how: dict[str, Any] = {"split": "validation", "overrides": overrides, "command": "typed"}
-    sweeps.evaluate_over(
-        tmp_path, folders, ["evaluation.ways=2,4"], checkpoint="latest", metrics=["m"], **how
-    )
-    load.assert_called_once_with(tmp_path, "latest")
-    options = [overrides | {"evaluation.ways": ways} for ways in (2, 4)]
-    own = {"split": "validation", "folders": folders}
-    assert evaluate.mock_calls == [call(loaded, given, **own) for given in options]
-    assert [run.place for run in written.call_args.args[2]] == [("2",), ("4",)]
-    root = tmp_path / "evaluations" / "validation-step4,evaluation.queries=3"
-    assert written.call_args.args[0] == root
-    assert {path.parent.parent.name for path in root.rglob("a")} == {
-        f"evaluation.ways={ways}" for ways in (2, 4)
-    }
-
-
-@pytest.mark.long
-def test_runs_are_compared_chosen_and_pooled(tmp_path, swept, capsys, monkeypatch):
-    monkeypatch.setattr("experiments.run.complete_run", untrained)
-
-    def table(name, words, status=0):
-        directory = tmp_path / name
-        command = [*swept[1], "--directory", str(directory), "--over", *words.split()]
-        assert main(command) == status
-        shown = capsys.readouterr()
-        if status:
-            assert not directory.exists()
-            return shown.err
-        return shown.out, json.loads((directory / "table.json").read_text())
-
-    over = "loss.name=softmax,loose --seeds 0 1 --baseline loss.name=softmax"
-    output, stored = table("baseline", over)
-    assert "over seeds 0, 1, n = 2." in output
-    assert "![" not in output
-    assert "![" in (tmp_path / "baseline" / "table.md").read_text()
-    (difference, *_) = stored["differences"]
-    assert (difference["metric"], difference["place"]) == ("error", ["loose"])
-
-    over = "loss.name=loose loss.num_groups=2,4 --choose loss.num_groups"
-    refused = table("choice", f"{over} --data.holdout 0", 2)
-    assert "--choose needs the split validation" in refused
-    output, stored = table("choice", over)
-    validations = {run["place"][1]: run["report"]["validation"]["value"] for run in stored["runs"]}
-    (choice,) = stored["choices"]
-    assert validations[choice["label"]] == max(validations.values())
-    assert f"best mean validation. loose: {choice['label']}." in output
-
-    over = "loss.name=loose data.subset_seed=0,1 --pairs-over data.subset_seed"
-    refused = table("subsets", f"{over} --data.classes 0", 2)
-    assert "data.subset_seed = 1 has no effect" in refused
-    output, _ = table("subsets", over)
-    assert "±: standard deviation over data.subset_seed 0, 1, each" in output
-    note = "- Subsets overlap and share their test images: means and intervals over"
-    assert note in output
-    over = "loss.name=loose data.samples_per_class/data.subset_seed=5/0,6/1"
-    output, _ = table("subsets-of-images", f"{over} --pairs-over data.subset_seed")
-    assert note in output
-
-
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory, folders):
-    """A comparison on the command line, with a run that diverges before the others."""
+    """A grid on the command line, with a run that diverges before the others."""
     directory = tmp_path_factory.mktemp("grid")
-    command = ["compare", "icons", *TINY_OPTIONS, "--directory", str(directory)]
+    command = ["sweep", "icons", *TINY_OPTIONS, "--directory", str(directory)]
     command += ["--data-dir", str(folders.data_dir)]
     real = integration.build_loss
 
@@ -344,50 +139,114 @@ def grid(tmp_path_factory, folders):
     output = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
         patch.setattr(integration, "build_loss", failing)
-        status = main([*command, "--losses", "nca", "sce", "--sampling", "8x2"])
+        status = main([*command, "--over", "loss.name=sce,nca"])
     return SimpleNamespace(
         directory=directory, command=command, status=status, output=output.getvalue()
     )
 
 
-def cell(grid, loss: str, sampling: str) -> Path:
-    return grid.directory / f"loss.name={loss}" / f"sampling.strategy={sampling}" / "seed-0"
-
-
-def test_compare_writes_its_runs_and_their_table(grid):
-    for name in ("config.json", "metrics.jsonl", "report.json", "report.md", "checkpoints"):
-        assert (cell(grid, "nca", "8x2") / name).exists(), name
-    assert "8-way 2-shot" in grid.output
-    # The order of the paper's tables, not of the command.
-    assert grid.output.index("| SCE") < grid.output.index("| NCA")
-    assert "NCA: neighbourhood component analysis." in grid.output
+def report_of(grid, loss: str, seed: int = 0) -> Path:
+    return grid.directory / f"loss.name={loss}" / f"seed-{seed}" / "report.json"
 
 
 def test_a_run_that_diverges_does_not_stop_the_others(grid):
     assert grid.status == 3
-    assert re.search(r"\| SCE +\| +diverged +\|", grid.output)
-    assert "1 run diverged (delete" in grid.output
-    run = cell(grid, "sce", "8x2")
+    run, shown = report_of(grid, "sce").parent, squeezed(grid.output)
+    assert "| sce | diverged |" in shown
+    assert f"1 run diverged (delete the folder of one to train it again):\n  {run}: " in shown
     report = json.loads((run / "report.json").read_text())
     assert report["diverged"] == "diverged: loss is nan at step 2"
     assert report["diverged"] in (run / "report.md").read_text()
-    assert report["metrics"] == []
     assert metrics(run)[-1]["loss"] == "NaN"
+    # The other run is at its place, with its own numbers.
+    stored = json.loads((grid.directory / "table.json").read_text())
+    own = json.loads(report_of(grid, "nca").read_text())
+    assert [run["place"] for run in stored["runs"]] == [["sce"], ["nca"]]
+    assert (own["label"], own["seed"]) == ("NCA", 0)
+    assert stored["runs"][1]["report"]["metrics"] == own["metrics"]
+    assert f"| nca | {100 * own['metrics'][0]['value']:.1f} ± " in shown
 
 
 @pytest.mark.long
-def test_a_second_command_trains_only_what_is_missing(grid, caplog):
-    report = cell(grid, "nca", "8x2") / "report.json"
-    whole, stamp = json.loads(report.read_text()), report.stat().st_mtime_ns
-    assert main([*grid.command, "--losses", "nca", "--sampling", "random", "8x2"]) == 0
-    assert report.stat().st_mtime_ns == stamp
-    assert cell(grid, "nca", "random").exists()
+def test_a_grid_that_was_killed_goes_on_where_it_stopped(grid, caplog, capsys, killed_after):
+    """Of two seeds, one is there, and the other is killed."""
+    stamp = report_of(grid, "nca").stat().st_mtime_ns
+    command = [*grid.command, "--over", "loss.name=nca", "--seeds", "1", "0"]
+    # A directory of another run is found before any training.
+    assert main([*command, "--steps", "4"]) == 2
+    assert "steps: 2 -> 4" in capsys.readouterr().err
+    killed_after(1, lambda: main(command))
+    assert not report_of(grid, "nca", 1).exists()
+    assert main(command) == 0
+    assert report_of(grid, "nca").stat().st_mtime_ns == stamp
+    first, second = (json.loads(report_of(grid, "nca", seed).read_text()) for seed in (0, 1))
+    value, other = (report["metrics"][0]["value"] for report in (first, second))
+    assert f"| nca | {50 * (value + other):.1f} ± " in squeezed(capsys.readouterr().out)
     # A torn report is written again, from the checkpoint of the run.
-    report.write_text('{"loss": "nca", "sam')
-    assert main([*grid.command, "--losses", "nca", "--sampling", "8x2"]) == 0
-    assert "sampling.strategy=8x2/seed-0/report.json cannot be read" in caplog.text
-    again = json.loads(report.read_text())
-    assert again["metrics"] == whole["metrics"]
-    assert again["seconds"] == pytest.approx(whole["seconds"], abs=2)
-    assert whole["command"].endswith("--losses nca sce --sampling 8x2")
-    assert again["command"].endswith("--losses nca --sampling 8x2")
+    report_of(grid, "nca").write_text('{"loss": "nca", "sam')
+    assert main(command) == 0
+    assert "seed-0/report.json cannot be read" in caplog.text
+    assert json.loads(report_of(grid, "nca").read_text())["metrics"] == first["metrics"]
+
+
+@pytest.mark.long
+def test_runs_are_compared_pooled_and_chosen(tmp_path, folders, capsys):
+    def table(name, words, status=0):
+        command = ["sweep", "icons-groups", "--data-dir", str(folders.data_dir), "--steps", "2"]
+        command += ["--validate-every", "2", "--sampling.batch-size", "16", "--data.classes", "5"]
+        command += ["--directory", str(tmp_path / name), "--over", *words.split()]
+        assert main(command) == status
+        shown = capsys.readouterr()
+        if status:
+            assert not (tmp_path / name).exists()
+            return shown.err
+        return squeezed(shown.out), json.loads((tmp_path / name / "table.json").read_text())
+
+    over = "loss.name=softmax,loose --seeds 0 1 --baseline loss.name=softmax"
+    output, stored = table("baseline", over)
+    assert "### group-softmax on icons\n" in output
+    assert "![" not in output
+    values = {
+        (run["place"][0], run["report"]["seed"]): run["report"]["metrics"][0]["value"]
+        for run in stored["runs"]
+    }
+    (difference, *_) = stored["differences"]
+    expected = [values["loose", seed] - values["softmax", seed] for seed in (0, 1)]
+    assert (difference["metric"], difference["place"]) == ("error", ["loose"])
+    assert difference["values"] == pytest.approx(expected)
+
+    over = "loss.name=loose loss.num_groups=2,4 --choose loss.num_groups"
+    refused = table("choice", f"{over} --data.holdout 0", 2)
+    assert "--choose needs the split validation" in refused
+    output, stored = table("choice", over)
+    validations = {run["place"][1]: run["report"]["validation"]["value"] for run in stored["runs"]}
+    (choice,) = stored["choices"]
+    assert validations[choice["label"]] == max(validations.values())
+
+    over = "loss.name=loose data.samples_per_class/data.subset_seed=5/0,6/1"
+    output, _ = table("subsets", f"{over} --pairs-over data.subset_seed")
+    assert "Means over data.samples_per_class 5, 6, each a mean of seed 0." in output
+
+
+@pytest.mark.long
+def test_evaluations_of_a_run_are_kept_and_compared(grid, folders, capsys, monkeypatch):
+    run = report_of(grid, "nca").parent
+    command = ["evaluate", str(run), "--data-dir", str(folders.data_dir), "--split", "validation"]
+    command += ["--over", "evaluation.ways=2,4", "--baseline", "evaluation.ways=2"]
+    command += ["--evaluation.queries", "3", "--metrics", "5-shot accuracy"]
+    assert main(command) == 0
+    shown = squeezed(capsys.readouterr().out)
+    root = run / "evaluations" / "validation-step2,evaluation.queries=3"
+    values = []
+    for ways in (2, 4):
+        report = root / f"evaluation.ways={ways}" / "seed-0" / "report.json"
+        stored = json.loads(report.read_text())
+        own = stored["evaluation"]
+        assert (stored["split"], own["ways"], own["queries"]) == ("validation", ways, 3)
+        values += [of["value"] for of in stored["metrics"] if of["name"] == "5-shot accuracy"]
+    assert f"| 4 | {100 * values[1]:.1f} ± " in shown
+    assert f"| 4 | {100 * np.subtract(*values[::-1]):+.2f} |".replace("-", "−") in shown
+    monkeypatch.setattr("experiments.sweeps.grid.evaluate", None)  # They are read.
+    assert main(command) == 0
+    assert main([*command, "--evaluation.ways", "3"]) == 2
+    assert "the grid sets --evaluation.ways in every run" in capsys.readouterr().err
