@@ -401,19 +401,13 @@ def _accelerator_rows() -> list[Problem]:
         dict.fromkeys(pairs, Size(n, 512, n // 8)) | dict.fromkeys(layers, Size(m, 512, C))
         for n, m, C in [(512, 512, 10**4), (8_192, 4_096, 10**5), (32_768, 1_024, 10**6)]
     )
-    others = {
-        "multi_similarity": Size(8_192, 512, 1_024),
-        "prototypical": Size(8_192, 512, 64),
-        "proxy_anchor": Size(4_096, 512, 10_000),
-        "proxy_nca": Size(4_096, 512, 10_000),
-        "group_softmax": Size(4_096, 512, 1_000),
-    }
-    mixed = {"classifier": medium["classifier"]}
-    order: list[tuple[Dtype, dict[str, Size]]] = [
-        *(("bfloat16", sizes) for sizes in (medium, small, large)),
-        *(("float32", sizes) for sizes in (medium, small)),
-        *(("bfloat16", others), ("mixed", mixed), ("float32", large), ("float32", others)),
-    ]
+    others = {"multi_similarity": Size(8_192, 512, 1_024), "prototypical": Size(8_192, 512, 64)}
+    others |= dict.fromkeys(("proxy_anchor", "proxy_nca"), Size(4_096, 512, 10_000))
+    others |= {"group_softmax": Size(4_096, 512, 1_000)}
+    order: Any = [("bfloat16", sizes) for sizes in (medium, small, large)]
+    order += [("float32", sizes) for sizes in (medium, small)]
+    order += [("bfloat16", others), ("mixed", {"classifier": medium["classifier"]})]
+    order += [("float32", large), ("float32", others)]
     named = {case.name: case for case in CASES}
     return [
         Problem(named[name], size, dtype, "accelerator")

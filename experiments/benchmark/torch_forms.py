@@ -246,7 +246,8 @@ def info_nce(
         accuracy = (logits.argmax(1) == numbers).to(logits).mean()
         own, number = cosines.diagonal().sum(), len(queries)
         others = (cosines.sum() - own) / (number * (number - 1))
-        return loss + 0 * (accuracy + own / number + others + logits.logsumexp(1).mean())
+        computed = accuracy + own / number + others + logits.logsumexp(1).mean()
+    return loss + 0 * computed
 
 
 def sigmoid_contrastive(queries: Tensor, keys: Tensor) -> Tensor:
