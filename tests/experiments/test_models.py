@@ -19,16 +19,17 @@ from experiments.models.layers import drop_after_block, drop_block, dropout
 from experiments.papers.presets import photographs
 from tests.tolerances import FLOAT32
 
-# Equal widths, because every new kernel shape takes half a second to compile its initial values.
-WIDTHS = (8, 8, 8, 8)
 SMALL = {
-    "conv4": ModelConfig(widths=WIDTHS),
-    "resnet12": ModelConfig("resnet12", WIDTHS, "mean"),
-    "resnet18": ModelConfig("resnet18", WIDTHS, "mean", blocks=(1, 1, 1, 1)),
-    "resnet50": ModelConfig("resnet50", (4, 4, 4, 4), "mean", blocks=(1, 1, 1, 1)),
-    "resnet32": ModelConfig("resnet32", (8, 8, 8), "mean", blocks=(1, 2, 1)),
-    "wrn28": ModelConfig("wrn28", (8, 8, 8), "mean", blocks=(1, 1, 1)),
-    "swin": ModelConfig("swin", (32, 32, 32, 32), "mean", blocks=(1, 1, 1, 1)),
+    "conv4": ModelConfig("conv4", (4, 6, 8, 10), "mean"),
+    "resnet12": ModelConfig("resnet12", (4, 6, 8, 10), "mean"),
+    "resnet18": ModelConfig("resnet18", (4, 6, 8, 10), "mean", blocks=(2, 1, 1, 1)),
+    "resnet50": ModelConfig("resnet50", (4, 4, 6, 8), "mean", blocks=(1, 2, 1, 1)),
+    "resnet32": ModelConfig("resnet32", (4, 8, 12), "mean", blocks=(1, 2, 1)),
+    "resnet32, 3x3": ModelConfig(
+        "resnet32", (4, 8, 12), "mean", blocks=(1, 2, 1), shortcut="conv3x3"
+    ),
+    "wrn28": ModelConfig("wrn28", (16, 8, 10), "mean", blocks=(1, 2, 1)),
+    "swin": ModelConfig("swin", (32, 64, 64, 96), "mean", blocks=(2, 1, 1, 1)),
 }
 RESNET18 = ModelConfig("resnet18", (64, 128, 256, 512), "mean")
 WRN_28_10 = ModelConfig("wrn28", (160, 320, 640), "mean")
@@ -181,12 +182,12 @@ def test_bfloat16_is_the_type_of_the_products_alone(backbone):
     assert jax.eval_shape(run, state, images).dtype == jnp.float32
     lines = str(jax.make_jaxpr(run)(state, images)).splitlines()
     operation, number = "conv_general_dilated", sum(x.ndim == 4 for x in jax.tree.leaves(state))
-    if backbone == "swin":  # Six of each block, and three between the stages.
-        operation, number = "dot_general", 4 * 6 + 3
+    if backbone == "swin":  # Six of each of five blocks, and three between the stages.
+        operation, number = "dot_general", 5 * 6 + 3
     products = [line for line in lines if f"= {operation}[" in line]
     assert len(products) == number
     # The logits of the attention.
-    assert sum("f32[" in line for line in products) == (4 if backbone == "swin" else 0)
+    assert sum("f32[" in line for line in products) == (5 if backbone == "swin" else 0)
     assert all("bf16[" in line or "f32[" in line for line in products)
 
 

@@ -15,28 +15,14 @@ import torch
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from experiments.core.config import ModelConfig
 from experiments.models.layers import ConvNorm, LayerOptions
 from experiments.papers.presets import photographs
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.step import TrainState
 from experiments.training.weights import WeightsError, load_weights
 from tests.experiments import torch_backbones
-from tests.experiments.test_models import build
+from tests.experiments.test_models import SMALL, build
 from tests.tolerances import FLOAT32
-
-SMALL = {
-    "conv4": ModelConfig("conv4", (4, 6, 8, 10), "mean"),
-    "resnet12": ModelConfig("resnet12", (4, 6, 8, 10), "mean"),
-    "resnet18": ModelConfig("resnet18", (4, 6, 8, 10), "mean", blocks=(2, 1, 1, 1)),
-    "resnet50": ModelConfig("resnet50", (4, 4, 6, 8), "mean", blocks=(1, 2, 1, 1)),
-    "resnet32": ModelConfig("resnet32", (4, 8, 12), "mean", blocks=(1, 2, 1)),
-    "resnet32, 3x3": ModelConfig(
-        "resnet32", (4, 8, 12), "mean", blocks=(1, 2, 1), shortcut="conv3x3"
-    ),
-    "wrn28": ModelConfig("wrn28", (16, 8, 10), "mean", blocks=(1, 2, 1)),
-    "swin": ModelConfig("swin", (32, 64, 64, 96), "mean", blocks=(2, 1, 1, 1)),
-}
 
 
 def torch_backbone(config):
