@@ -19,8 +19,11 @@ from PIL import Image
 
 import jaxloss
 from experiments.cli.main import parse
+from experiments.data.pipeline import load_split
 from experiments.datasets import DATASETS
 from experiments.papers.presets import PRESETS
+from tests.experiments import fake_image_sets
+from tests.experiments.fake_archives import check_colours
 from tests.tolerances import FLOAT32
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +35,10 @@ COMPARISONS = (
     "docs/coming_from_others.md",
     "docs/recipes/pytorch.md",
 )
-IN_OTHER_TESTS = ("docs/adding_a_loss.md", "docs/devices.md", "docs/recipes/batches.md")
+IN_OTHER_TESTS = (
+    *("docs/adding_a_data_set.md", "docs/adding_a_loss.md"),
+    *("docs/devices.md", "docs/recipes/batches.md"),
+)
 
 
 def run_blocks(page: str, without: str | None = None) -> dict[str, Any]:
@@ -257,3 +263,24 @@ def test_the_code_of_adding_a_loss_runs(name, monkeypatch):
     assert found == pytest.approx(
         float(row.torch_reference(logits, labels.long())), rel=4 * FLOAT32
     )
+
+
+def test_the_code_of_adding_a_data_set_runs(monkeypatch, tmp_path):
+    """What the fake files hold is what the data set has."""
+    text = (ROOT / "docs/adding_a_data_set.md").read_text(encoding="utf-8")
+    builder, fake = re.findall(r"\n\n   ```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, Any] = {"__name__": "experiments.datasets.leaves"}
+    exec(compile(textwrap.dedent(builder), "leaves.py", "exec"), names)
+    (dataset,) = names["DATASETS"]
+    monkeypatch.setitem(DATASETS, "leaves", dataset)
+    written = dict(vars(fake_image_sets))
+    exec(compile(textwrap.dedent(fake), "fake_image_sets.py", "exec"), written)
+    expected = written["leaves"](tmp_path / "manual")
+    assert [*expected] == [*dataset.classes]
+    for split, of in expected.items():
+        found = load_split(
+            "leaves@16", split, data_dir=tmp_path / "data", manual_dir=tmp_path / "manual"
+        )
+        assert found.class_names == of.class_names
+        np.testing.assert_array_equal(found.labels, of.labels)
+        check_colours(found.images, of.images, exact=True)

@@ -16,6 +16,7 @@ REPOSITORY = "https://github.com/jaxloss/jaxloss/blob/main/"
 PAGES = {
     "CHANGELOG.md": "changelog",
     "CONTRIBUTING.md": "contributing",
+    "docs/adding_a_data_set.md": "adding_a_data_set",
     "docs/adding_a_loss.md": "adding_a_loss",
     "docs/api_experiments.md": "api_experiments",
     "docs/coming_from.md": "coming_from",

@@ -1,4 +1,4 @@
-"""Every loss with its sizes, its arrays, its floor and its other forms."""
+"""Every loss with its sizes, its arrays, its floor and its other forms in JAX."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ Group = Literal["paper", "large", "own", "accelerator", "all"]
 GROUPS = 4
 MARGIN, SCALE = -0.3, 30.0
 ANGLE, FACE_SCALE = 0.5, 64.0
+BASE_CLASSES = 64
+_NUM_REFERENCES = 65_536
+_OWN_KEYS = 4  # Mined negatives of each query.
 _MOST_SCORES = 2**29  # That bare products hold at once.
 
 
@@ -36,23 +39,15 @@ class Size(NamedTuple):
     C: int  # Number of classes.
 
 
-class Floor(NamedTuple):
-    """What a loss and its gradient cannot avoid."""
-
-    run: Callable[..., object]  # Takes the arrays of the loss.
-    text: str
-
-
 @dataclass(frozen=True)
 class Case:
-    """A loss, its arrays and its sizes."""
+    """A loss, its sizes and its arrays."""
 
     name: str  # Also of its form in PyTorch, a key of `torch_forms.FORMS`.
     loss: Callable[..., Array]  # From the arrays to a scalar.
     paper: Size  # The size at which the paper uses it.
-    source: str  # Data set, network and batch of that size.
     arrays: tuple[str, ...]  # Names of the arrays, keys of `_DRAWS`.
-    floor: Floor
+    floor: str  # A key of `FLOORS`.
     grows: Literal["n", "C"] = "n"  # What is ten times larger at the large size.
     optax: Callable[..., Array] | None = None  # The same by optax.
     composition: Callable[..., Array] | None = None  # From simpler functions of `jaxloss`.
@@ -70,10 +65,10 @@ class Case:
         varied = ("logits", "features", "view", "own_keys", "weights", "bias")
         return tuple(i for i, name in enumerate(self.arrays) if name in varied)
 
-    def sizes(self, name: Literal["paper", "large", "own"]) -> tuple[Size, ...]:
-        """The sizes of that name; `large` is ten times `paper`."""
-        large = self.paper._replace(**{self.grows: 10 * getattr(self.paper, self.grows)})
-        return {"paper": (self.paper,), "large": (large,), "own": self.own}[name]
+    @property
+    def large(self) -> Size:
+        """Ten times that of the paper."""
+        return self.paper._replace(**{self.grows: 10 * getattr(self.paper, self.grows)})
 
     def make_arrays(self, size: Size, dtype: Dtype = "float32", *, seed: int = 0) -> list[Array]:
         """Random arrays of that size, drawn on the device: int32, or floats of that dtype."""
@@ -103,10 +98,7 @@ class Problem(NamedTuple):
 
 
 def _labels(key: Array, size: Size) -> Array:
-    """Classes of equal size, spread over all, in no order.
-
-    A class that has a sample has at least four: each sample has a positive.
-    """
+    """Classes of equal size, spread over all, in no order; each has at least four samples."""
     classes = max(min(size.C, size.n // 4), 1)
     labels = jnp.arange(size.n) % classes * max(size.C // classes, 1)
     return jax.random.permutation(key, labels)
@@ -121,34 +113,31 @@ def _targets(key: Array, size: Size) -> Array:
 
 
 def _prototypes(key: Array, size: Size) -> Array:
-    prototypes = _normal(key, size.d, size.C)
+    prototypes = jax.random.normal(key, (size.d, size.C))
     return prototypes / jnp.linalg.norm(prototypes, axis=0)
 
 
-def _normal(key: Array, *shape: int, mean: float = 0.0, spread: float = 1.0) -> Array:
-    return mean + spread * jax.random.normal(key, shape)
+def _rows(key: Array, *shape: int) -> Array:
+    """Features are not centred, as behind a ReLU; all norms are about √d."""
+    return 0.2 + jax.random.normal(key, shape)
 
 
-NUM_REFERENCES = 65_536
-OWN_KEYS = 4  # Mined negatives of each query.
-BASE_CLASSES = 64
-# Features are not centred, as behind a ReLU; all norms are about √d.
-_rows = partial(_normal, mean=0.2)
+_normal = jax.random.normal
 _DRAWS: dict[str, Callable[[Array, Size], Array]] = {
-    "logits": lambda key, size: _normal(key, size.n, size.C, spread=2.0),
+    "logits": lambda key, size: 2.0 * _normal(key, (size.n, size.C)),
     "labels": _labels,
     "targets": _targets,
     "features": lambda key, size: _rows(key, size.n, size.d),
     "view": lambda key, size: _rows(key, size.n, size.d),
-    "own_keys": lambda key, size: _rows(key, size.n, OWN_KEYS, size.d),
-    "weights": lambda key, size: _normal(key, size.d, size.C, spread=size.d**-0.5),
-    "bias": lambda key, size: _normal(key, size.C, spread=0.1),
+    "own_keys": lambda key, size: _rows(key, size.n, _OWN_KEYS, size.d),
+    "weights": lambda key, size: size.d**-0.5 * _normal(key, (size.d, size.C)),
+    "bias": lambda key, size: 0.1 * _normal(key, (size.C,)),
     "prototypes": _prototypes,
     "assignment": lambda key, size: jax.random.permutation(key, size.C),
-    "references": lambda key, size: _rows(key, NUM_REFERENCES, size.d),
-    "reference_labels": lambda key, size: jax.random.randint(key, (NUM_REFERENCES,), 0, size.C),
-    "vectors": lambda key, size: jnp.linalg.qr(_normal(key, size.d, min(size.d, size.C)))[0],
-    "values": lambda key, size: jnp.linspace(2, 0.1, min(size.d, size.C)),
+    "references": lambda key, size: _rows(key, _NUM_REFERENCES, size.d),
+    "reference_labels": lambda key, size: jax.random.randint(key, (_NUM_REFERENCES,), 0, size.C),
+    "vectors": lambda key, size: jnp.linalg.qr(_normal(key, (size.d, min(size[1:]))))[0],
+    "values": lambda key, size: jnp.linspace(2, 0.1, min(size[1:])),
 }
 
 # Floors: the factors of a backward product have the shapes of the real ones, not their values.
@@ -193,26 +182,16 @@ def _pairs(features: Array, *_: Array) -> Array:
     return gradient.reshape(features.shape)
 
 
-def _references(features: Array, _labels: Array, references: Array, *_: Array) -> Array:
-    """The same with 1024 references at a time."""
-    blocks = references.reshape(-1, 1024, references.shape[1])
-    return lax.map(lambda block: product(product(features, block.T), block), blocks)
-
-
 def _complement(features: Array, basis: Array) -> Array:
     """Pairs in the complement of a subspace: projects the features, and their gradient."""
     gradient = _pairs(features - product(product(features, basis), basis.T))
     return product(product(gradient, basis), basis.T)
 
 
-def _direct_sum(features: Array, labels: Array, weights: Array, _bias: Array) -> object:
-    gradients = _linear(features, labels, weights)  # Its logits are the coordinates.
-    return gradients, _complement(features, weights), product(weights.T, weights)
-
-
-def _spectral_sum(features: Array, labels: Array, weights: Array, *_: Array) -> object:
-    basis = weights[:, : weights.shape[0]]  # In place of the singular vectors.
-    return _linear(features, labels, weights), _complement(features, basis)
+def _references(features: Array, _labels: Array, references: Array, *_: Array) -> Array:
+    """All inner products with 1024 references at a time."""
+    blocks = references.reshape(-1, 1024, references.shape[1])
+    return lax.map(lambda block: product(product(features, block.T), block), blocks)
 
 
 def _groups(features: Array, labels: Array, weights: Array, _bias: Array) -> object:
@@ -224,32 +203,26 @@ def _groups(features: Array, labels: Array, weights: Array, _bias: Array) -> obj
     return _linear(parts, labels, weights)
 
 
-ONE_PASS = Floor(lambda rows, *_: 2 * rows, "one pass that reads what is scored and writes as much")
-ONE_EXPONENTIAL = Floor(  # Which costs more than the memory.
-    lambda logits, *_: jnp.exp(-jnp.abs(logits)),
-    "one pass that takes an exponential of every logit",
-)
-LINEAR = Floor(_linear, "3 products n·d·C")
-CLASS_MEANS = LINEAR._replace(run=lambda x, y: _linear(x, y, x[:BASE_CLASSES].T))
-PAIRS = Floor(_pairs, "2 products n·n·d")
-REFERENCES = Floor(_references, "2 products n·m·d for m references")
-TWO_SIDES = Floor(
-    lambda queries, keys, *_: products(queries, keys.T, of_columns=True),
-    "3 products n·n·d",
-)
-COVARIANCES = Floor(
-    lambda *views: [products(view.T, view, of_columns=False) for view in views],
-    "4 products n·d·d",
-)
-CORRELATIONS = Floor(
-    lambda first, second: products(first.T, second, of_columns=True), "3 products n·d·d"
-)
-SUM = Floor(lambda *arrays: (_linear(*arrays), _pairs(*arrays)), "3 products n·d·C, 2 of n·n·d")
-DIRECT_SUM = Floor(_direct_sum, "6 products n·d·C, 2 of n·n·d, one of C·C·d")
-SPECTRAL_SUM = Floor(
-    _spectral_sum, "3 products n·d·C, 2 of n·n·d, 4 of n·d·d; not the singular vectors"
-)
-GROUP = Floor(_groups, "3 products G·n·d·C")
+FLOORS: dict[str, Callable[..., Any]] = {
+    "pass": lambda scored, *_: 2 * scored,  # Reads what is scored, and writes as much.
+    "exponential": lambda z, *_: jnp.exp(-jnp.abs(z)),  # Which costs more than the memory.
+    "linear": _linear,  # 3 products n·d·C.
+    "class means": lambda x, y: _linear(x, y, x[:BASE_CLASSES].T),  # 3 products n·d·C.
+    "pairs": _pairs,  # 2 products n·n·d.
+    "references": _references,  # 2 products n·m·d for m references.
+    "two sides": lambda a, b, *_: products(a, b.T, of_columns=True),  # 3 products n·n·d.
+    # 4 and 3 products n·d·d.
+    "covariances": lambda *views: [products(x.T, x, of_columns=False) for x in views],
+    "correlations": lambda a, b: products(a.T, b, of_columns=True),
+    # 3 products n·d·C, 2 of n·n·d.
+    "sum": lambda *arrays: (_linear(*arrays), _pairs(*arrays)),
+    # 6 products n·d·C, 2 of n·n·d, one of C·C·d: the logits are the coordinates.
+    "direct sum": lambda x, y, w, _: (_linear(x, y, w), _complement(x, w), product(w.T, w)),
+    # 3 products n·d·C, 2 of n·n·d, 4 of n·d·d; not the singular vectors.
+    "spectral sum": lambda x, y, w, *_: (_linear(x, y, w), _complement(x, w[:, : len(w)])),
+    "groups": _groups,  # 3 products G·n·d·C.
+}
+"""What a loss and its gradient cannot avoid, as functions of the loss's arrays."""
 
 
 def _at_temperature_d(loss: Callable[..., Array], **options) -> Callable[..., Array]:
@@ -259,240 +232,208 @@ def _at_temperature_d(loss: Callable[..., Array], **options) -> Callable[..., Ar
     )
 
 
-_margin_softmax = partial(jaxloss.margin_softmax_loss, margin=MARGIN, scale=SCALE)
 _nca = _at_temperature_d(jaxloss.nca_loss)
-_integers = optax.softmax_cross_entropy_with_integer_labels
-
-
-def _spectral_sum_with_basis(*arrays: Array) -> Array:
-    *arguments, vectors, values = arrays
-    basis = jaxloss.SpectralBasis(vectors, values)
-    return jaxloss.spectral_sum_loss(*arguments, metric_loss=_nca, basis=basis)
-
-
-def _optax_multilabel_softmax(logits: Array, targets: Array) -> Array:
-    proportions = targets / jnp.sum(targets, axis=1, keepdims=True)
-    return optax.softmax_cross_entropy(logits, proportions).mean()
-
-
-def _optax_targets(logits: Array, targets: Array) -> Array:
-    return optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=1).mean()
-
-
-def _with_metrics(loss: Callable[..., Any]) -> Callable[..., Array]:
-    """A loss, with its metrics computed beside it."""
-
-    def value(*arrays: Array) -> Array:
-        value, metrics = loss(*arrays, metrics=True)
-        return value + 0 * sum(metrics)  # XLA does not see that this adds nothing.
-
-    return value
-
-
-_IMAGENET = Size(256, 0, 1000), "ImageNet, batch 256"
-_TIERED = Size(512, 0, 351), "tiered-ImageNet, batch 512"
-_MARGIN = Size(256, 0, BASE_CLASSES), "mini-ImageNet, batch 256"
-_COSINES = Size(256, 640, BASE_CLASSES), "mini-ImageNet, ResNet-12, batch 256"
-_QUEUE = Size(256, 128, BASE_CLASSES), f"{NUM_REFERENCES:,} earlier rows, batch 256, d = 128"
-_MINI = Size(512, 640, BASE_CLASSES), "mini-ImageNet, ResNet-12, batch 512"
-_INAT = Size(512, 640, 908), "iNaturalist2017, ResNet-12, batch 512"
-_BASIS = _INAT[0], f"{_INAT[1]}; with `basis=`"
-_LINEAR = Size(256, 512, 1000), "ImageNet, batch 256, d = 512"
-_GROUPS = Size(256, 2048, 1000), f"ImageNet, ResNet-50, batch 256, G = {GROUPS}"
-_SPHERE = Size(1024, 512, 1000), "ImageNet, batch 1024, d = 512"
-_CIFAR = Size(128, 64, 100), "CIFAR-100-LT, ResNet-32, batch 128"
-_COCO = Size(512, 0, 80), "MS-COCO, batch 512"
-
-_METRIC = Size(512, 512, BASE_CLASSES), "64 classes of 8 samples, batch 512, d = 512"
-_VIEWS = Size(512, 512, 0), "two views or modalities, batch 512, d = 512"
-_CUB = Size(512, 512, 100), "CUB-200-2011, batch 512, d = 512"
-_FACES = Size(512, 512, 10_572), "CASIA-WebFace, batch 512, d = 512"
-
-_LAYER = ("features", "labels", "weights", "bias")
-_on_logits = partial(Case, arrays=("logits", "labels"), floor=ONE_EXPONENTIAL, grows="C")
-_on_layer = partial(Case, arrays=_LAYER)
-_PROTOTYPES = ("features", "labels", "prototypes", "assignment")
-_on_pairs = partial(Case, arrays=("features", "labels"), floor=PAIRS)
-_on_views = partial(Case, arrays=("features", "view"), floor=TWO_SIDES)
-_on_proxies = partial(Case, arrays=_LAYER[:3], floor=LINEAR)
-_on_targets = partial(Case, arrays=("logits", "targets"), floor=ONE_EXPONENTIAL)
-_triplet = partial(partial, jaxloss.triplet_loss)
-
-
-def _stopped(name: str, loss: Callable[..., Array], *size: Any, floor: Floor) -> Case:
-    """A sum of softmax and NCA with a constant projection."""
-    return _on_layer(f"{name}_stopped", partial(loss, stop_gradient=True), *size, floor=floor)
-
-
-def _on_prototypes(name: str, loss: Callable[..., Array], *size: Any) -> Case:
-    def assigned(x: Array, y: Array, prototypes: Array, assignment: Array) -> Array:
-        return loss(x, y, prototypes, assignment=assignment)
-
-    return Case(name, assigned, *size, arrays=_PROTOTYPES, floor=ONE_PASS)
-
-
-_sum = partial(jaxloss.sum_loss, metric_loss=_nca)
-_DIRECT = "direct_sum", partial(jaxloss.direct_sum_loss, metric_loss=_nca)
-_SPECTRAL = "spectral_sum", partial(jaxloss.spectral_sum_loss, metric_loss=_nca)
 _means = partial(_at_temperature_d, jaxloss.prototypical_loss)
-_group_softmax = partial(jaxloss.group_softmax_loss, num_groups=GROUPS)
+_margin_softmax = partial(jaxloss.margin_softmax_loss, margin=MARGIN, scale=SCALE)
+_direct = partial(jaxloss.direct_sum_loss, metric_loss=_nca)
+_spectral = partial(jaxloss.spectral_sum_loss, metric_loss=_nca)
+_info_nce = jaxloss.info_nce_loss
+_supcon = jaxloss.supervised_contrastive_loss
 _arcface = partial(
     jaxloss.classifier_loss, similarity="cosine", angular_margin=ANGLE, scale=FACE_SCALE
 )
 
+
+def _with_basis(*arrays: Array) -> Array:
+    *arguments, vectors, values = arrays
+    return _spectral(*arguments, basis=jaxloss.SpectralBasis(vectors, values))
+
+
+def _on_prototypes(name: str, loss: Callable[..., Array], size: Size) -> Case:
+    def assigned(x: Array, y: Array, prototypes: Array, assignment: Array) -> Array:
+        return loss(x, y, prototypes, assignment=assignment)
+
+    return Case(name, assigned, size, (*_PAIR, "prototypes", "assignment"), "pass")
+
+
+def _with_metrics(queries: Array, keys: Array) -> Array:
+    value, metrics = _info_nce(queries, keys, metrics=True)
+    return value + 0 * sum(metrics)  # XLA does not see that this adds nothing.
+
+
+def _optax_softmax(logits: Array, labels: Array) -> Array:
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def _optax_sigmoid(logits: Array, targets: Array) -> Array:
+    if targets.ndim == 1:
+        targets = jnp.arange(logits.shape[1]) == targets[:, None]
+    return optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=1).mean()
+
+
+def _optax_multilabel(logits: Array, targets: Array) -> Array:
+    proportions = targets / jnp.sum(targets, axis=1, keepdims=True)
+    return optax.softmax_cross_entropy(logits, proportions).mean()
+
+
+_PAIR = ("features", "labels")
+_LAYER = (*_PAIR, "weights", "bias")
+_on_logits = partial(Case, arrays=("logits", "labels"), floor="exponential", grows="C")
+_on_targets = partial(Case, arrays=("logits", "targets"), floor="exponential")
+_on_pairs = partial(Case, arrays=_PAIR, floor="pairs")
+_on_layer = partial(Case, arrays=_LAYER, floor="linear")
+_on_proxies = partial(Case, arrays=_LAYER[:3], floor="linear")
+_on_views = partial(Case, arrays=("features", "view"), floor="two sides")
+_on_triplets = partial(_on_pairs, tolerance=0.3)  # Two nearest negatives can be as near.
+
+_MINI = Size(512, 640, BASE_CLASSES)  # mini-ImageNet, ResNet-12.
+_INAT = Size(512, 640, 908)  # iNaturalist2017, ResNet-12.
+_COCO = Size(512, 0, 80)
+_METRIC = Size(512, 512, BASE_CLASSES)  # 8 samples of each class.
+_VIEWS = Size(512, 512, 0)  # Two views or modalities.
+_CUB = Size(512, 512, 100)
+_OWN_NCA = Size(16_384, 640, BASE_CLASSES), Size(65_536, 64, BASE_CLASSES)
+_OWN_CLASSIFIER = tuple(Size(256, 512, 10**k) for k in (4, 5, 6))
+
 CASES: tuple[Case, ...] = (
-    _on_logits(
-        "softmax", jaxloss.softmax_loss, *_IMAGENET, optax=lambda z, y: _integers(z, y).mean()
-    ),
-    _on_logits(
-        "sigmoid",
-        jaxloss.sigmoid_loss,
-        *_TIERED,
-        optax=lambda z, y: _optax_targets(z, jnp.arange(z.shape[1]) == y[:, None]),
-    ),
-    _on_logits("margin_softmax", _margin_softmax, *_MARGIN),
+    # ImageNet, tiered-ImageNet, and twice mini-ImageNet.
+    _on_logits("softmax", jaxloss.softmax_loss, Size(256, 0, 1000), optax=_optax_softmax),
+    _on_logits("sigmoid", jaxloss.sigmoid_loss, Size(512, 0, 351), optax=_optax_sigmoid),
+    _on_logits("margin_softmax", _margin_softmax, Size(256, 0, BASE_CLASSES)),
     _on_proxies(
         "cosine_margin_softmax",
         lambda x, y, w: _margin_softmax(jaxloss.cosine_logits(x, w), y),
-        *_COSINES,
+        Size(256, 640, BASE_CLASSES),
     ),
-    _on_pairs(
-        "nca", _nca, *_MINI, own=(Size(16_384, 640, BASE_CLASSES), Size(65_536, 64, BASE_CLASSES))
-    ),
+    _on_pairs("nca", _nca, _MINI, own=_OWN_NCA),
     Case(
         "nca_references",
         lambda x, y, m, n: _nca(x, y, references=m, reference_labels=n),
-        *_QUEUE,
-        arrays=("features", "labels", "references", "reference_labels"),
-        floor=REFERENCES,
+        Size(256, 128, BASE_CLASSES),
+        (*_PAIR, "references", "reference_labels"),
+        "references",
     ),
-    _on_pairs("prototypical", _means(num_classes=BASE_CLASSES), *_MINI, floor=CLASS_MEANS),
-    _on_pairs("prototypical_by_samples", _means(), *_MINI, floor=CLASS_MEANS),
-    _on_layer("sum", _sum, *_MINI, floor=SUM),
-    _on_layer(*_DIRECT, *_MINI, floor=DIRECT_SUM),
-    _stopped(*_DIRECT, *_MINI, floor=DIRECT_SUM),
-    _on_layer(*_SPECTRAL, *_INAT, floor=SPECTRAL_SUM),
-    _stopped(*_SPECTRAL, *_INAT, floor=SPECTRAL_SUM),
+    _on_pairs("prototypical", _means(num_classes=BASE_CLASSES), _MINI, floor="class means"),
+    _on_pairs("prototypical_by_samples", _means(), _MINI, floor="class means"),
+    _on_layer("sum", partial(jaxloss.sum_loss, metric_loss=_nca), _MINI, floor="sum"),
+    _on_layer("direct_sum", _direct, _MINI, floor="direct sum"),
+    _on_layer(
+        "direct_sum_stopped", partial(_direct, stop_gradient=True), _MINI, floor="direct sum"
+    ),
+    _on_layer("spectral_sum", _spectral, _INAT, floor="spectral sum"),
+    _on_layer(
+        "spectral_sum_stopped", partial(_spectral, stop_gradient=True), _INAT, floor="spectral sum"
+    ),
     Case(
         "spectral_sum_with_basis",
-        _spectral_sum_with_basis,
-        *_BASIS,
-        arrays=(*_LAYER, "vectors", "values"),
-        floor=SPECTRAL_SUM,
+        _with_basis,
+        _INAT,
+        (*_LAYER, "vectors", "values"),
+        "spectral sum",
     ),
-    _on_layer(
+    _on_layer(  # ImageNet.
         "classifier",
         jaxloss.classifier_loss,
-        *_LINEAR,
-        floor=LINEAR,
+        Size(256, 512, 1000),
         composition=lambda x, y, w, b: jaxloss.softmax_loss(jaxloss.linear_logits(x, w, b), y),
-        own=(Size(256, 512, 10_000), Size(256, 512, 100_000), Size(256, 512, 1_000_000)),
+        own=_OWN_CLASSIFIER,
     ),
-    _on_layer("group_softmax", _group_softmax, *_GROUPS, floor=GROUP, grows="C"),
-    _on_prototypes("prototype", jaxloss.prototype_loss, *_SPHERE),
-    _on_prototypes("dot_regression", jaxloss.dot_regression_loss, *_CIFAR),
-    _on_targets("sigmoid_of_targets", jaxloss.sigmoid_loss, *_COCO, optax=_optax_targets),
-    _on_targets("two_way", jaxloss.two_way_loss, *_COCO),
-    _on_targets("sample_wise", jaxloss.sample_wise_loss, *_COCO),
-    _on_targets("class_wise", jaxloss.class_wise_loss, *_COCO),
+    _on_layer(  # ImageNet, ResNet-50.
+        "group_softmax",
+        partial(jaxloss.group_softmax_loss, num_groups=GROUPS),
+        Size(256, 2048, 1000),
+        floor="groups",
+        grows="C",
+    ),
+    # ImageNet; CIFAR-100-LT, ResNet-32.
+    _on_prototypes("prototype", jaxloss.prototype_loss, Size(1024, 512, 1000)),
+    _on_prototypes("dot_regression", jaxloss.dot_regression_loss, Size(128, 64, 100)),
+    _on_targets("sigmoid_of_targets", jaxloss.sigmoid_loss, _COCO, optax=_optax_sigmoid),
+    _on_targets("two_way", jaxloss.two_way_loss, _COCO),
+    _on_targets("sample_wise", jaxloss.sample_wise_loss, _COCO),
+    _on_targets("class_wise", jaxloss.class_wise_loss, _COCO),
     _on_targets(
-        "multilabel_softmax",
-        jaxloss.multilabel_softmax_loss,
-        *_COCO,
-        optax=_optax_multilabel_softmax,
+        "multilabel_softmax", jaxloss.multilabel_softmax_loss, _COCO, optax=_optax_multilabel
     ),
-    _on_targets("asymmetric", jaxloss.asymmetric_loss, *_COCO),
-    _on_targets("warp", jaxloss.warp_loss, *_COCO, floor=ONE_PASS),
-    _on_targets("robust_multilabel", jaxloss.robust_multilabel_loss, *_COCO, floor=ONE_PASS),
-    _on_pairs("supervised_contrastive", jaxloss.supervised_contrastive_loss, *_METRIC),
+    _on_targets("asymmetric", jaxloss.asymmetric_loss, _COCO),
+    _on_targets("warp", jaxloss.warp_loss, _COCO, floor="pass"),
+    _on_targets("robust_multilabel", jaxloss.robust_multilabel_loss, _COCO, floor="pass"),
+    _on_pairs("supervised_contrastive", _supcon, _METRIC),
     _on_pairs(
         "nt_xent",
-        partial(jaxloss.supervised_contrastive_loss, denominator="negatives"),
-        *_METRIC,
+        partial(_supcon, denominator="negatives"),
+        _METRIC,
         optax=partial(optax.losses.ntxent, temperature=0.1),
         small_only=("optax",),
     ),
     # The least that a loss of two towers can take: what the products of each library take.
-    _on_views("products", lambda a, b: jnp.mean(product(a, b.T) ** 2), *_VIEWS),
-    _on_views("info_nce", jaxloss.info_nce_loss, *_VIEWS),
+    _on_views("products", lambda a, b: jnp.mean(product(a, b.T) ** 2), _VIEWS),
+    _on_views("info_nce", _info_nce, _VIEWS),
     # Beside the loss alone, in the column of compositions.
+    _on_views("info_nce_metrics", _with_metrics, _VIEWS, composition=_info_nce),
     _on_views(
-        "info_nce_metrics",
-        _with_metrics(jaxloss.info_nce_loss),
-        *_VIEWS,
-        composition=jaxloss.info_nce_loss,
-    ),
-    Case(
         "info_nce_own_keys",
-        lambda queries, keys, own: jaxloss.info_nce_loss(queries, keys, own_keys=own),
-        _VIEWS[0],
-        f"{_VIEWS[1]}; {OWN_KEYS} mined negatives of each query",
+        lambda queries, keys, own: _info_nce(queries, keys, own_keys=own),
+        _VIEWS,
         arrays=("features", "view", "own_keys"),
-        floor=TWO_SIDES,
     ),
-    _on_views("sigmoid_contrastive", jaxloss.sigmoid_contrastive_loss, *_VIEWS),
-    _on_pairs("multi_similarity", jaxloss.multi_similarity_loss, *_METRIC),
-    _on_pairs("circle", jaxloss.circle_loss, *_METRIC),
-    # Two nearest negatives can be as near, but for rounding.
-    _on_pairs("triplet_hard", _triplet(mining="hard"), *_METRIC, tolerance=0.3),
-    _on_pairs("triplet_semihard", _triplet(mining="semihard"), *_METRIC, tolerance=0.3),
-    _on_pairs("triplet_all", _triplet(mining="all"), *_METRIC, small_only=("PML",)),
-    _on_proxies("proxy_anchor", jaxloss.proxy_anchor_loss, *_CUB),
-    _on_proxies("proxy_nca", jaxloss.proxy_nca_loss, *_CUB),
-    _on_proxies("arcface", _arcface, *_FACES),
-    _on_views("vicreg", jaxloss.vicreg_loss, *_VIEWS, floor=COVARIANCES),
-    _on_views("barlow_twins", jaxloss.barlow_twins_loss, *_VIEWS, floor=CORRELATIONS),
-)
-BY_NAME = {case.name: case for case in CASES}
-
-_PAIRS: Sequence[str] = "nca", "supervised_contrastive", "info_nce", "sigmoid_contrastive"
-_LAYERS: Sequence[str] = "classifier", "arcface"
-_OTHERS = {
-    "multi_similarity": Size(8_192, 512, 1_024),
-    "prototypical": Size(8_192, 512, 64),
-    "proxy_anchor": Size(4_096, 512, 10_000),
-    "proxy_nca": Size(4_096, 512, 10_000),
-    "group_softmax": Size(4_096, 512, 1_000),
-}
-
-
-def _of_accelerator(dtype: Dtype, sizes: dict[str, Size]) -> list[Problem]:
-    return [Problem(BY_NAME[name], size, dtype, "accelerator") for name, size in sizes.items()]
-
-
-def _important(place: int, dtype: Dtype) -> list[Problem]:
-    """The losses that most use, at a small, a medium or a large size."""
-    n, m, C = [(512, 512, 10_000), (8_192, 4_096, 100_000), (32_768, 1_024, 1_000_000)][place]
-    sizes = dict.fromkeys(_PAIRS, Size(n, 512, n // 8)) | dict.fromkeys(_LAYERS, Size(m, 512, C))
-    return _of_accelerator(dtype, sizes)
-
-
-ACCELERATOR: tuple[Problem, ...] = (  # The most important ones first.
-    *(problem for place in (1, 0, 2) for problem in _important(place, "bfloat16")),
-    *(problem for place in (1, 0) for problem in _important(place, "float32")),
-    *_of_accelerator("bfloat16", _OTHERS),
-    *_of_accelerator("mixed", {"classifier": Size(4_096, 512, 100_000)}),
-    *_important(2, "float32"),
-    *_of_accelerator("float32", _OTHERS),
+    _on_views("sigmoid_contrastive", jaxloss.sigmoid_contrastive_loss, _VIEWS),
+    _on_pairs("multi_similarity", jaxloss.multi_similarity_loss, _METRIC),
+    _on_pairs("circle", jaxloss.circle_loss, _METRIC),
+    _on_triplets("triplet_hard", partial(jaxloss.triplet_loss, mining="hard"), _METRIC),
+    _on_triplets("triplet_semihard", partial(jaxloss.triplet_loss, mining="semihard"), _METRIC),
+    _on_pairs(
+        "triplet_all", partial(jaxloss.triplet_loss, mining="all"), _METRIC, small_only=("PML",)
+    ),
+    _on_proxies("proxy_anchor", jaxloss.proxy_anchor_loss, _CUB),
+    _on_proxies("proxy_nca", jaxloss.proxy_nca_loss, _CUB),
+    _on_proxies("arcface", _arcface, Size(512, 512, 10_572)),  # CASIA-WebFace.
+    _on_views("vicreg", jaxloss.vicreg_loss, _VIEWS, floor="covariances"),
+    _on_views("barlow_twins", jaxloss.barlow_twins_loss, _VIEWS, floor="correlations"),
 )
 
 
-def problems_of(names: Sequence[str], group: Group, dtype: Dtype | None = None) -> list[Problem]:
+def _accelerator_rows() -> list[Problem]:
+    """The most important ones first: the losses that most use, at a medium size."""
+    pairs: Sequence[str] = "nca", "supervised_contrastive", "info_nce", "sigmoid_contrastive"
+    layers: Sequence[str] = "classifier", "arcface"
+    small, medium, large = (
+        dict.fromkeys(pairs, Size(n, 512, n // 8)) | dict.fromkeys(layers, Size(m, 512, C))
+        for n, m, C in [(512, 512, 10**4), (8_192, 4_096, 10**5), (32_768, 1_024, 10**6)]
+    )
+    others = {"multi_similarity": Size(8_192, 512, 1_024), "prototypical": Size(8_192, 512, 64)}
+    others |= dict.fromkeys(("proxy_anchor", "proxy_nca"), Size(4_096, 512, 10_000))
+    others |= {"group_softmax": Size(4_096, 512, 1_000)}
+    order: Any = [("bfloat16", sizes) for sizes in (medium, small, large)]
+    order += [("float32", sizes) for sizes in (medium, small)]
+    order += [("bfloat16", others), ("mixed", {"classifier": medium["classifier"]})]
+    order += [("float32", large), ("float32", others)]
+    named = {case.name: case for case in CASES}
+    return [
+        Problem(named[name], size, dtype, "accelerator")
+        for dtype, sizes in order
+        for name, size in sizes.items()
+    ]
+
+
+def problems_of(
+    names: Sequence[str], group: Group, dtype: Dtype | Literal[""] = ""
+) -> list[Problem]:
     """The rows of a group, or those with the names and the dtype among them.
 
     Raises a `ConfigError` for a name of no row.
     """
     if group == "accelerator":
-        rows = list(ACCELERATOR)
+        rows = _accelerator_rows()
     else:
-        groups: Any = ("paper", "large", "own") if group == "all" else (group,)
-        rows = [
-            Problem(case, size, "float32", each)
-            for each in groups
-            for case in CASES
-            for size in case.sizes(each)
-        ]
+        sizes: dict[Group, list[tuple[Case, Size]]] = {
+            "paper": [(case, case.paper) for case in CASES],
+            "large": [(case, case.large) for case in CASES],
+            "own": [(case, size) for case in CASES for size in case.own],
+        }
+        groups = sizes if group == "all" else (group,)
+        rows = [Problem(*of, "float32", each) for each in groups for of in sizes[each]]
     known = list(dict.fromkeys(row.case.name for row in rows))
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"unknown loss {unknown[0]!r}; choose from {', '.join(known)}")
-    return [row for row in rows if row.case.name in (names or known) and dtype in (None, row.dtype)]
+    return [row for row in rows if row.case.name in (names or known) and dtype in ("", row.dtype)]

@@ -30,16 +30,12 @@ MEMORY = {
 class CompiledStep(NamedTuple):
     """What one device computes and holds in one training step."""
 
-    kind: str
-    """The kind of device."""
-    batch_size: int
-    """Of all devices."""
+    kind: str  # Of device.
+    batch_size: int  # Of all devices.
     num_classes: int
-    memory: dict[str, int]
-    """Bytes, by what needs them. The next state replaces the state."""
+    memory: dict[str, int]  # Bytes, by what needs them. The next state replaces the state.
     flops: float
-    transfers: dict[str, list[int]]
-    """The bytes of every transfer between devices, by kind."""
+    transfers: dict[str, list[int]]  # The bytes of every transfer between devices, by kind.
 
     @property
     def fits(self) -> bool | None:
@@ -61,8 +57,7 @@ def compile_step(
     `JaxRuntimeError` of RESOURCE_EXHAUSTED says that memory is too small.
     """
     plan = plan_run(config, num_devices=len(devices))
-    axis_name = parallel.axis_name(mode)
-    mesh = parallel.device_mesh(devices)
+    axis_name, mesh = parallel.axis_name(mode), parallel.device_mesh(devices)
     classes = classes or num_classes(plan)
     # The compiled step depends neither on the images of a class nor on the epochs.
     graphdef, objective, optimizer, state = build_learner(
@@ -80,13 +75,12 @@ def compile_step(
     images: Any = jax.ShapeDtypeStruct((batch_size, *dataset.array_shape), np.uint8)
     if dataset.whole:
         images = Photographs(images, jax.ShapeDtypeStruct((batch_size, 2), np.int32))
-    shape, dtype = (
-        ((batch_size, classes), np.int8) if dataset.multi_label else ((batch_size,), np.int32)
-    )
-    batch = Batch(images, jax.ShapeDtypeStruct(shape, dtype))
+    labels: Any = jax.ShapeDtypeStruct((batch_size,), np.int32)
+    if dataset.multi_label:
+        labels = jax.ShapeDtypeStruct((batch_size, classes), np.int8)
     # The losses choose the sizes of their tiles for the default device.
     with jax.default_device(devices[0]):
-        compiled = parallel.lower(mode, step, state, batch, mesh).compile()
+        compiled = parallel.lower(mode, step, state, Batch(images, labels), mesh).compile()
     sizes: Any = compiled.memory_analysis()
     memory = {
         "arguments: the state and a share of the batch": sizes.argument_size_in_bytes,
@@ -132,8 +126,9 @@ def transfers(program: str) -> dict[str, list[int]]:
 def compilation_lines(step: CompiledStep) -> list[str]:
     """The report, in Markdown."""
     known = MEMORY.get(step.kind)
-    unknown = f"How much memory a {step.kind} has is not known here."
-    verdicts = {None: unknown, True: "The step fits.", False: "The step does not fit."}
+    verdict = f"How much memory a {step.kind} has is not known here."
+    if step.fits is not None:
+        verdict = "The step fits." if step.fits else "The step does not fit."
     rows = [
         ("memory of a chip", known and _megabytes(known * 2**30)),
         ("needed", _megabytes(sum(step.memory.values()))),
@@ -143,7 +138,7 @@ def compilation_lines(step: CompiledStep) -> list[str]:
     moved = [(kind, len(each), _megabytes(sum(each))) for kind, each in step.transfers.items()]
     return [
         f"{step.kind}, batch {step.batch_size:,}, {step.num_classes:,} classes.",
-        verdicts[step.fits],
+        verdict,
         "",
         *table(["one chip, one step", "value"], rows),
         "",

@@ -1,24 +1,23 @@
 """How long losses take on a TPU by the estimate of its compiler, which needs no TPU.
 
-Needs `pip install "jax[tpu]"`. The value and the gradients of a loss are compiled for one chip, and
+The value and the gradients of a loss are compiled for one chip, and
 the cycles that the compiler estimates for each operation are added up, times the trips of its loop.
-It estimates none for kernels of Pallas. The Markdown table goes to the standard output.
+It estimates none for kernels of Pallas.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, get_args
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 
-from experiments.benchmark.cases import Dtype, Problem, problems_of
-from experiments.benchmark.measure import jax_program, table
+from experiments.benchmark.cases import FLOORS, Problem
+from experiments.benchmark.measure import jax_program
 from experiments.benchmark.topologies import tpu_devices
-from experiments.core.errors import ConfigError
+from experiments.reporting.markdown import table
 
 
 class Operation(NamedTuple):
@@ -94,59 +93,44 @@ def operations(program: str) -> list[Operation]:
     return list(walk(entry, 1))
 
 
-def compiled_text(problem: Problem, device: Any, *, bare: bool = False) -> str:
-    """The program of value and gradients, or of the bare products, for a device of a topology."""
+def total(operations: Iterable[Operation]) -> int:
+    """Cycles."""
+    return sum(it.total for it in operations)
+
+
+def compiled_operations(problem: Problem, device: Any) -> list[list[Operation]]:
+    """Those of the value and the gradients of a loss, and those of its bare products."""
     case, size, dtype, _ = problem
     place = jax.sharding.SingleDeviceSharding(device)
     arrays = [
         jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place)
         for array in jax.eval_shape(lambda: case.make_arrays(size, dtype))
     ]
-    form = (case.floor.run, None) if bare else (case.loss, case.differentiable)
+    forms = (case.loss, case.differentiable), (FLOORS[case.floor], None)
     # The losses choose products and the sizes of tiles for the default device.
     with jax.default_device(device):
-        return jax_program(form[0], arrays, form[1]).as_text() or ""
+        return [operations(jax_program(f, arrays, of).as_text() or "") for f, of in forms]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Compiles the losses one by one, prints a table."""
-    parser = argparse.ArgumentParser("python -m experiments.benchmark.cycles", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of losses; default: all")
-    parser.add_argument("--dtype", default="bfloat16", choices=get_args(Dtype), help="its rows")
-    parser.add_argument("--topology", default="v5e:2x2", help="of which one chip is used")
-    parser.add_argument(
-        "--operations", type=int, default=0, help="so many of the longest are listed below"
-    )
-    options = parser.parse_args(arguments)
-    try:
-        problems = problems_of(options.names, "accelerator", options.dtype)
-        device = tpu_devices(options.topology)[0]
-    except ConfigError as error:
-        parser.error(str(error))
+def cycles_report(problems: Iterable[Problem], topology: str, longest: int = 0) -> str:
+    """A Markdown table of the problems of a medium size, on one chip of a TPU topology.
+
+    Below it are for each problem so many of the `longest` operations.
+    """
+    jax.config.update("jax_platforms", "cpu")
+    device = tpu_devices(topology)[0]
     rows, listed = [], []
     for problem in problems:
         if not 4_096 <= problem.size.n <= 8_192:
             continue
-        print(problem.case.name, file=sys.stderr, flush=True)
-        found = operations(compiled_text(problem, device))
-        bare = operations(compiled_text(problem, device, bare=True))
+        print(", ".join(problem.cells()), file=sys.stderr, flush=True)
+        found, bare = compiled_operations(problem, device)
         sums = total(found), total(it for it in found if it.is_product), total(bare)
         million = [f"{cycles / 1e6:.2f}" for cycles in sums]
         rows.append([*problem.cells(), *million, f"{sums[0] / sums[2]:.1f}"])
-        listed += ["", f"{problem.case.name}:", ""]
-        for it in sorted(found, key=lambda it: -it.total)[: options.operations]:
+        listed += ["", f"{problem.case.name}:", ""] if longest else []
+        for it in sorted(found, key=lambda it: -it.total)[:longest]:
             times = f"{it.total / 1e6:.3f} = {it.trips} × {it.cycles:,}"
             listed.append(f"- {times}: {it.shape} {it.of}")
-
     headings = ["loss", "size", "dtype", "jaxloss", "in products", "bare products", "ratio"]
-    print(*table(headings, rows), *(listed if options.operations else ()), sep="\n")
-    return 0
-
-
-def total(operations: Iterable[Operation]) -> int:
-    """Cycles."""
-    return sum(it.total for it in operations)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return "\n".join([*table(headings, rows), *listed])

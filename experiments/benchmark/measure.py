@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -23,23 +21,7 @@ TORCH = {EAGER: False, COMPILED: True}
 TURNS = 100  # Of every form.
 _FEWEST_TURNS, _MOST_CALLS = 3, 50
 _TURN = 0.005  # Seconds.
-_SECONDS = {"cpu": 8.0}  # Of all turns of all forms, after the third turn.
-_SECONDS_ELSEWHERE = 1.2
 TOLERANCE = 1e-3  # Largest disagreement of forms that are timed, unless a case has another.
-
-
-def usable_cores() -> list[int]:
-    """The cores that this process may use: XLA takes all of them."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
-
-
-def cores_of_others() -> float:
-    """How many of the usable cores other programs use, watched for two seconds."""
-    import psutil  # Not on a machine with an accelerator.
-
-    busy = psutil.cpu_percent(2.0, percpu=True)
-    return sum(busy[core] for core in usable_cores()) / 100
 
 
 def jax_program(
@@ -110,28 +92,26 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """Times the forms that agree with `jaxloss` in turns, A B C A B C ..., about 5 ms each.
 
-    For each form it returns the median, the interquartile range and the fastest of its calls in
-    milliseconds, and `ratio`: the time of jaxloss over that of the form, of the fastest calls; NaN
-    where jaxloss has none.
-    Threads that wait for one another, as OpenMP's do in PyTorch, lose far more than XLA's when
-    another process takes a core for a while; the medians of a busy machine would flatter JAX. For a
-    form that cannot be prepared or run, or differs by more than `tolerance`, only `failure`. The
-    floor has no value.
+    For each form it returns the median and the interquartile range of its calls in milliseconds,
+    and `ratio`, unless jaxloss failed: the time of jaxloss over that of the form, of the fastest
+    calls, which other programs disturb least. For a form that cannot be prepared or run, or differs
+    by more than `tolerance`, only `failure`. The floor has no value.
     """
     runs: dict[str, Run] = {}
-    rows: dict[str, dict[str, Any]] = {name: {} for name in prepared}
+    failures: dict[str, str] = {}
 
-    def attempt(name: str, call: Callable[[], Any]) -> Any:
+    def attempt(name: str, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return call()
+            return call(*arguments)
         except Exception as error:  # Of a compiler, or of the memory, of any library.
             runs.pop(name, None)
-            rows[name] = {"failure": failure(error)}
+            failures[name] = failure(error)
             return None
 
     expected = None
-    for name, prepare in sorted(prepared.items(), key=lambda item: item[0] != OURS):
-        if not (run := attempt(name, prepare)) or (result := attempt(name, run)) is None:
+    for name in sorted(prepared, key=lambda name: name != OURS):
+        run = attempt(name, prepared[name])
+        if run is None or (result := attempt(name, run)) is None:
             continue
         runs[name] = run
         if name == OURS:
@@ -140,56 +120,43 @@ def measure(
             difference = disagreement(result, expected)
             if not difference <= tolerance:
                 del runs[name]
-                rows[name] = {"failure": f"differs by {difference:.1g}"}
+                failures[name] = f"differs by {difference:.1g}"
         result = None  # Before the next form needs the memory.
     expected = None
     samples = take_turns(runs, attempt)
-    fastest = min(samples.get(OURS) or [np.nan])
+    rows: dict[str, dict[str, Any]] = {name: {"failure": text} for name, text in failures.items()}
     for name in runs:
         low, median, high = 1e3 * np.percentile(samples[name], [25, 50, 75])
-        rows[name] = {
-            "median_ms": float(median),
-            "spread_ms": float(high - low),
-            "fastest_ms": 1e3 * min(samples[name]),
-            "ratio": fastest / min(samples[name]),
-        }
+        rows[name] = {"median_ms": median, "spread_ms": high - low}
+        if OURS in runs:
+            rows[name]["ratio"] = min(samples[OURS]) / min(samples[name])
     return rows
 
 
-def take_turns(
-    runs: Mapping[str, Run], attempt: Callable[[str, Callable[[], Any]], Any]
-) -> dict[str, list[float]]:
+def take_turns(runs: Mapping[str, Run], attempt: Callable[..., Any]) -> dict[str, list[float]]:
     """Seconds of the calls of every form, all of which have run once.
 
     On an accelerator, the calls of a turn are one sample, and are waited for once: a call is
     started while the one before runs, as in a training step. `attempt` takes a form that fails out
     of the runs.
     """
-    together = jax.default_backend() != "cpu"
-    seconds = _SECONDS.get(jax.default_backend(), _SECONDS_ELSEWHERE)
-    first = {name: attempt(name, partial(_timed, run)) for name, run in list(runs.items())}
+    on_cpu = jax.default_backend() == "cpu"
     samples: dict[str, list[float]] = {name: [] for name in runs}
     started = time.perf_counter()
     for turn in range(TURNS):
-        if turn >= _FEWEST_TURNS and time.perf_counter() - started > seconds:
+        if turn >= _FEWEST_TURNS and time.perf_counter() - started > (8.0 if on_cpu else 1.2):
             break
         for name, run in list(runs.items()):
-            fastest = min([first[name], *samples[name]])
+            fastest = min(samples[name], default=_TURN)
             if fastest < 10 * _TURN:
                 # Fetches what the form before has driven out of the caches, untimed.
                 attempt(name, run)
             calls = min(max(1, round(_TURN / fastest)), _MOST_CALLS)
-            for each in [calls] if together else [1] * calls:
-                if name in runs and (sample := attempt(name, partial(_timed, run, each))):
-                    samples[name].append(sample)
+            for together in [1] * calls if on_cpu else [calls]:
+                before = time.perf_counter()
+                if name in runs and attempt(name, run, together) is not None:
+                    samples[name].append((time.perf_counter() - before) / together)
     return samples
-
-
-def _timed(run: Run, calls: int = 1) -> float:
-    """Seconds of a call; those of several are waited for once."""
-    started = time.perf_counter()
-    run(calls) if calls > 1 else run()
-    return (time.perf_counter() - started) / calls
 
 
 def failure(error: Exception) -> str:
@@ -200,16 +167,7 @@ def failure(error: Exception) -> str:
     return text.partition("\n")[0][:60]
 
 
-def digits(number: float | None) -> str | None:
+def digits(number: float) -> str:
     """Three digits, without an exponent."""
-    if number is None:
-        return None
     places = 0 if number >= 100 else 1 if number >= 10 else 2 if number >= 1 else 3
     return f"{number:,.{places}f}"
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[str | None]]) -> list[str]:
-    """In Markdown; `reporting.markdown` needs a package that a GPU's machine may not have."""
-    marks = [":--", *[":-:"] * (len(headings) - 1)]
-    cells = [[(cell or "–").replace("|", r"\|") for cell in row] for row in (headings, *rows)]
-    return [f"| {' | '.join(row)} |" for row in (cells[0], marks, *cells[1:])]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
 import os
 import platform
+import re
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import psutil
 
 import jaxloss
-from experiments.benchmark.cases import Problem
+from experiments.benchmark.cases import FLOORS, Problem
 from experiments.benchmark.measure import (
     COMPILED,
     EAGER,
@@ -27,16 +28,14 @@ from experiments.benchmark.measure import (
     OURS,
     TORCH,
     Run,
-    cores_of_others,
     digits,
     jax_program,
     jax_run,
     measure,
-    table,
     torch_run,
-    usable_cores,
 )
 from experiments.core.errors import ConfigError
+from experiments.reporting.markdown import table
 
 QUIET = 0.1  # The most cores that other programs may use.
 _MOST_LOGITS = 10**8  # Of a composition or optax, which keep them.
@@ -71,29 +70,35 @@ def run_benchmark(
     `allow_load`, other programs may run beside it on a CPU, and the report says so; else that is a
     `ConfigError`.
     """
-    on_cpu, cores = jax.default_backend() == "cpu", len(usable_cores())
-    others = cores_of_others() if on_cpu else 0.0
+    # JAX would take most of the memory of a GPU, and leave little to PyTorch.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
+    cores = usable_cores()
+    others = cores_of_others(cores) if jax.default_backend() == "cpu" else 0.0
+    busy = f"{others:.1f} of {len(cores)} cores"
     if others > QUIET and not allow_load:
         raise ConfigError(
-            f"other programs use {others:.1f} of {cores} cores, which would change the times; stop "
+            f"other programs use {busy}, which would change the times; stop "
             "them, or measure with --allow-load"
         )
     torch = _torch()
     if torch is not None:
-        torch.set_num_threads(cores)
+        torch.set_num_threads(len(cores))
         warnings.filterwarnings("ignore", module="torch.*")
         # A graph break is part of the form, where a size depends on the data.
         logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    heading = []
-    if others > QUIET:
-        busy = f"**Other programs used {others:.1f} of {cores} cores at the start: the times are "
-        heading = [f"{busy}those of a busy machine.**", ""]
-    heading += [
+    found = [f"{name} {version(name)}" for name in _PACKAGES if find_spec(name.replace("-", "_"))]
+    heading = [
         f"Command: `{command}`. How to read the table: experiments/BENCHMARKS.md.",
         "",
-        f"{_processor()}, cores: {cores}, device {jax.devices()[0].device_kind}; load "
-        f"{os.getloadavg()[0]:.2f} at the start. {_versions()}.",
+        f"{_processor()}, cores: {len(cores)}, device {jax.devices()[0].device_kind}; load "
+        f"{os.getloadavg()[0]:.2f} at the start. Python {platform.python_version()}, "
+        f"jaxloss {jaxloss.__version__}, {', '.join(found)}.",
+        "",
     ]
+    if others > QUIET:
+        warning = f"**Other programs used {busy} at the start: the times are "
+        heading = [f"{warning}those of a busy machine.**", "", *heading]
     rows: list[Row] = []
     started, text = time.perf_counter(), ""
     if output is not None:
@@ -101,12 +106,12 @@ def run_benchmark(
     for problem in problems:
         if time.perf_counter() - started > seconds:
             break
-        row = measure_problem(problem, torch)
-        rows.append(row)
-        ours = row.forms[OURS]
+        rows.append(measure_problem(problem, torch))
+        ours = rows[-1].forms[OURS]
         shown = ours.get("failure") or f"{ours['median_ms']:.3g} ms"
         print(f"{', '.join(problem.cells())}: {shown}", flush=True)
-        text = _report(heading, rows, len(problems))
+        end = f"{len(rows)} of {len(problems)} rows, load {os.getloadavg()[0]:.2f} at the end."
+        text = "\n".join([*heading, end, "", *time_table(rows), ""])
         if output is not None:
             output.write_text(text, encoding="utf-8")
     return text
@@ -116,7 +121,6 @@ def measure_problem(problem: Problem, torch: Any) -> Row:
     """One loss at one size, of PyTorch's forms if that is given."""
     case, size, dtype, group = problem
     arrays, differentiable = case.make_arrays(size, dtype), case.differentiable
-    losses = {OURS: case.loss, "composition": case.composition, "optax": case.optax}
     left_out = case.small_only if group != "paper" else ()
     if size.n * size.C > _MOST_LOGITS:
         left_out = *left_out, "composition", "optax"
@@ -140,24 +144,28 @@ def measure_problem(problem: Problem, torch: Any) -> Row:
             memory[name] = torch.cuda.max_memory_allocated() - before - memory["gradients"]
         return run
 
-    prepared: dict[str, Callable[[], Run]] = {
-        name: partial(of_jax, name, form)
-        for name, form in (losses | {FLOOR: case.floor.run}).items()
-        if form and name not in left_out
-    }
+    in_jax = {OURS: case.loss, "composition": case.composition, "optax": case.optax}
+    forms = {name: (of_jax, form) for name, form in (in_jax | {FLOOR: FLOORS[case.floor]}).items()}
     if torch is not None and group != "own":
+        from experiments.benchmark.torch_forms import FORMS, package_forms
+
         torch.compiler.reset()  # It compiles a function eight times at most.
-        prepared |= {
-            name: partial(of_torch, name, form)
-            for name, form in _torch_forms(problem).items()
-            if name not in left_out
-        }
-    # Forms in bfloat16 round at other places; tests compare them in float32.
-    forms = measure(prepared, case.tolerance if dtype == "float32" else float("inf"))
+        forms |= dict.fromkeys(TORCH, (of_torch, FORMS[case.name]))
+        if dtype == "float32" and find_spec("pytorch_metric_learning"):
+            forms[_PML] = of_torch, package_forms().get(case.name)
+    found = measure(
+        {
+            name: partial(prepare, name, form)
+            for name, (prepare, form) in forms.items()
+            if form and name not in left_out
+        },
+        # Forms in bfloat16 round at other places; tests compare them in float32.
+        case.tolerance if dtype == "float32" else float("inf"),
+    )
     gc.collect()
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return Row(problem, forms, memory)
+    return Row(problem, found, memory)
 
 
 def _torch() -> Any:
@@ -172,64 +180,52 @@ def _torch() -> Any:
     return torch if on_gpu or jax.default_backend() == "cpu" else None
 
 
-def _torch_forms(problem: Problem) -> dict[str, Callable[..., Any]]:
-    """The loss in PyTorch, and by the class of pytorch-metric-learning, if that is installed."""
-    from experiments.benchmark.torch_forms import FORMS
-
-    forms = dict.fromkeys(TORCH, FORMS[problem.case.name])
-    if problem.dtype == "float32" and find_spec("pytorch_metric_learning"):
-        from experiments.benchmark.package_forms import PACKAGE
-
-        forms |= {_PML: PACKAGE[problem.case.name]} if problem.case.name in PACKAGE else {}
-    return forms
-
-
-def _report(heading: Sequence[str], rows: Sequence[Row], number: int) -> str:
-    named = {row.problem.case.name: row.problem.case for row in rows}
-    meaning = [(case.name, case.source, case.floor.text) for case in named.values()]
-    lines = [*heading, "", *(table(["loss", "size of the paper", "floor"], meaning))]
-    lines += ["", f"{len(rows)} of {number} rows, load {os.getloadavg()[0]:.2f} at the end.", ""]
-    return "\n".join([*lines, *time_table(rows)]) + "\n"
-
-
 def time_table(rows: Sequence[Row]) -> list[str]:
     """A Markdown table: the time of `jaxloss`, and the ratios of the other forms."""
     cells: list[dict[str, str | None]] = []
     for problem, forms, memory in rows:
-        found = [forms.get(name, {}).get("ratio", math.nan) for name in (*TORCH, _PML)]
-        ratios = [ratio for ratio in found if not math.isnan(ratio)]
+        ratios = {name: form["ratio"] for name, form in forms.items() if "ratio" in form}
+        best = max((ratios[name] for name in (*TORCH, _PML) if name in ratios), default=None)
         ours = forms[OURS]
-        times = [digits(ours.get(key)) for key in ("median_ms", "spread_ms")]
         cells.append(
             dict(zip(("loss", "size", "dtype"), problem.cells(), strict=True))
-            | {"jaxloss (ms)": ours.get("failure") or " ± ".join(filter(None, times))}
-            | {"best": f"**{_ratio({'ratio': max(ratios)})}**" if ratios else None}
-            | {name: _ratio(forms[name]) if name in forms else None for name in _FORMS}
-            | {f"{n} (MB)": _megabytes(memory, n) for n in (*_JAX, EAGER, COMPILED, "gradients")}
+            | {
+                "jaxloss (ms)": ours.get("failure")
+                or f"{digits(ours['median_ms'])} ± {digits(ours['spread_ms'])}",
+                "best": None if best is None else f"**{_ratio(best)}**",
+            }
+            | {
+                name: forms.get(name, {}).get("failure") or _ratio(ratios.get(name))
+                for name in _FORMS
+            }
+            | {
+                f"{name} (MB)": digits(1e-6 * memory[name]) if name in memory else None
+                for name in (*_JAX, EAGER, COMPILED, "gradients")
+            }
         )
-    columns = [name for name in cells[0] if any(row[name] for row in cells)] if cells else []
+    columns = [name for name in cells[0] if any(row[name] for row in cells)]
     return table(columns, [[row[name] for name in columns] for row in cells])
 
 
-def _ratio(form: dict[str, Any]) -> str | None:
-    if "failure" in form or math.isnan(form["ratio"]):
-        return form.get("failure")
-    return f"{form['ratio']:.{2 if form['ratio'] < 10 else 0}f}"
+def _ratio(ratio: float | None) -> str | None:
+    return None if ratio is None else f"{ratio:.{2 if ratio < 10 else 0}f}"
 
 
-def _megabytes(memory: dict[str, float], name: str) -> str | None:
-    return digits(1e-6 * memory[name]) if name in memory else None
+def usable_cores() -> list[int]:
+    """The cores that this process may use: XLA takes all of them."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
 
 
-def _versions() -> str:
-    found = [f"{name} {version(name)}" for name in _PACKAGES if find_spec(name.replace("-", "_"))]
-    own = f"Python {platform.python_version()}, jaxloss {jaxloss.__version__}"
-    return ", ".join([own, *found])
+def cores_of_others(cores: Sequence[int]) -> float:
+    """How many of these cores other programs use, watched for two seconds."""
+    busy = psutil.cpu_percent(2.0, percpu=True)
+    return sum(busy[core] for core in cores) / 100
 
 
 def _processor() -> str:
     """The model, which `platform.processor` does not give on Linux."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor()
+    text = info.read_text(encoding="utf-8") if info.exists() else ""
+    model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return model[1] if model else platform.processor()

@@ -5,8 +5,9 @@ Weights have the layout [d, C] of JAX's forms; `weights.T` is a view.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,6 +15,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.benchmark.cases import ANGLE, BASE_CLASSES, FACE_SCALE, GROUPS, MARGIN, SCALE
+
+
+def _among(values: Tensor, mask: Tensor, dim: int = 1) -> Tensor:
+    """The log-sum-exp of the values in a mask."""
+    return values.masked_fill(~mask, -torch.inf).logsumexp(dim)
+
+
+def _mean(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean of the values in a mask; NaN elsewhere does no harm."""
+    return torch.where(mask, values, 0).sum() / mask.sum()
+
+
+def _cosines(features: Tensor, weights: Tensor) -> Tensor:
+    return F.normalize(features) @ F.normalize(weights, dim=0)
 
 
 def sigmoid(logits: Tensor, targets: Tensor) -> Tensor:
@@ -29,10 +44,6 @@ def margin_softmax(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(SCALE * (logits - MARGIN * F.one_hot(labels, logits.shape[1])), labels)
 
 
-def cosine_margin_softmax(features: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    return margin_softmax(F.normalize(features) @ F.normalize(weights, dim=0), labels)
-
-
 def nca(features: Tensor, labels: Tensor) -> Tensor:
     """NCA by one softmax, as pytorch-metric-learning writes it, on distances by one `addmm`.
 
@@ -45,9 +56,16 @@ def nca(features: Tensor, labels: Tensor) -> Tensor:
     scores.fill_diagonal_(-torch.inf)
     same_class = labels[:, None] == labels[None, :]
     probability = (scores.softmax(1) * same_class).sum(1)
-    has_positive = same_class.sum(1) > 1
-    values = torch.where(has_positive, -probability.clamp(min=1e-30).log(), 0)
-    return values.sum() / has_positive.sum()
+    return _mean(-probability.clamp(min=1e-30).log(), same_class.sum(1) > 1)
+
+
+def nca_references(
+    features: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor
+) -> Tensor:
+    squares = features.square().sum(1)[:, None] + references.square().sum(1)[None, :]
+    scores = -(squares - 2 * features @ references.T).clamp(min=0) / features.shape[1]
+    own = _among(scores, labels[:, None] == reference_labels[None, :])
+    return (scores.logsumexp(1) - own).mean()
 
 
 def prototypical(features: Tensor, labels: Tensor, *, num_classes: int | None = None) -> Tensor:
@@ -68,17 +86,17 @@ def prototypical(features: Tensor, labels: Tensor, *, num_classes: int | None = 
     own = logits.gather(1, labels[:, None])[:, 0] * factor.square()
     logits = logits.masked_fill((sizes == 0)[None, :], -torch.inf)
     logits = logits.scatter(1, labels[:, None], own[:, None])
-    values = F.cross_entropy(logits, labels, reduction="none")
-    defined = own_size > 1
-    return torch.where(defined, values, 0).sum() / defined.sum()
+    return _mean(F.cross_entropy(logits, labels, reduction="none"), own_size > 1)
 
 
-def sum_of_losses(
-    features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor, within: Tensor | None = None
-) -> Tensor:
+def classifier(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(features, weights.T, bias), labels)
+
+
+def sum_of_losses(features: Tensor, *layer: Tensor, within: Tensor | None = None) -> Tensor:
     """Softmax and NCA, the latter without the part `within` of the features."""
     metric_features = features if within is None else features - within
-    return classifier(features, labels, weights, bias) + nca(metric_features, labels)
+    return classifier(features, *layer) + nca(metric_features, layer[0])
 
 
 def direct_sum(
@@ -88,38 +106,18 @@ def direct_sum(
     span = weights.detach() if stopped else weights
     gram = span.T @ span + 1e-4 * torch.eye(span.shape[1]).to(span)
     coordinates = torch.cholesky_solve((features @ span).T, torch.linalg.cholesky(gram))
-    return sum_of_losses(features, labels, weights, bias, (span @ coordinates).T)
+    return sum_of_losses(features, labels, weights, bias, within=(span @ coordinates).T)
 
 
-def spectral_sum(
-    features: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-    bias: Tensor,
-    *basis: Tensor,
-    stopped: bool = False,
-) -> Tensor:
-    """Softmax, and NCA in the soft complement; `basis` are singular vectors and values."""
+def spectral_sum(features: Tensor, *arrays: Tensor, stopped: bool = False) -> Tensor:
+    """Softmax, and NCA in the soft complement; `arrays` may end in singular vectors and values."""
+    layer, basis = arrays[:3], arrays[3:]
     if not basis:
-        span = weights.detach() if stopped else weights
+        span = layer[1].detach() if stopped else layer[1]
         basis = torch.linalg.svd(span, full_matrices=False)[:2]
     vectors, values = basis
     within = ((features @ vectors) * (values / values[0]) ** 0.3) @ vectors.T
-    return sum_of_losses(features, labels, weights, bias, within)
-
-
-def nca_references(
-    features: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor
-) -> Tensor:
-    squares = features.square().sum(1)[:, None] + references.square().sum(1)[None, :]
-    scores = -(squares - 2 * features @ references.T).clamp(min=0) / features.shape[1]
-    same = labels[:, None] == reference_labels[None, :]
-    own = scores.masked_fill(~same, -torch.inf).logsumexp(1)
-    return (scores.logsumexp(1) - own).mean()
-
-
-def classifier(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
-    return F.cross_entropy(F.linear(features, weights.T, bias), labels)
+    return sum_of_losses(features, *layer, within=within)
 
 
 def group_softmax(features: Tensor, labels: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
@@ -159,11 +157,8 @@ def two_way(logits: Tensor, targets: Tensor, *, dims: tuple[int, ...] = (0, 1)) 
     # As the authors write it: masked log-sum-exps, and a mean over what has a positive. A finite
     # number instead of the infinity would make the exponential three times as slow.
     for dim in dims:
-        negatives = logits.masked_fill(positive, -torch.inf).logsumexp(dim)
-        positives = 4 * (-logits / 4).masked_fill(~positive, -torch.inf).logsumexp(dim)
-        has_positive = positive.any(dim)
-        gaps = F.softplus(negatives + positives)
-        values.append(torch.where(has_positive, gaps, 0).sum() / has_positive.sum())
+        gaps = _among(logits, ~positive, dim) + 4 * _among(-logits / 4, positive, dim)
+        values.append(_mean(F.softplus(gaps), positive.any(dim)))
     return sum(values[1:], values[0])
 
 
@@ -176,19 +171,25 @@ def asymmetric(logits: Tensor, targets: Tensor) -> Tensor:
     return values.sum() / len(logits)
 
 
-def _rank_weights(logits: Tensor, ranks: Tensor) -> Tensor:
+def _gaps(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For all pairs of a positive and a negative, which are marked, what the first is ahead by.
+
+    The last array is the sum of 1 / k over the ranks k up to each rank.
+    """
+    positive = targets > 0
     numbers = torch.arange(1, logits.shape[1] + 1, device=logits.device, dtype=logits.dtype)
-    return F.pad(numbers.reciprocal().cumsum(0), (1, 0))[ranks]
+    sums = F.pad(numbers.reciprocal().cumsum(0), (1, 0))
+    pairs = positive[:, :, None] & ~positive[:, None, :]
+    return logits[:, :, None] - logits[:, None, :], pairs, sums
 
 
 def warp(logits: Tensor, targets: Tensor) -> Tensor:
     """All pairs of a positive and a negative; the rank is a constant."""
-    positive = targets > 0
-    margins = 1 - logits[:, :, None] + logits[:, None, :]
-    violated = positive[:, :, None] & ~positive[:, None, :] & (margins > 0)
+    gaps, pairs, sums = _gaps(logits, targets)
+    violated = pairs & (gaps < 1)
     ranks = violated.sum(2)
-    weights = _rank_weights(logits, ranks) / ranks.clamp(min=1)
-    return (weights * (violated * margins).sum(2)).sum() / len(logits)
+    weights = sums[ranks] / ranks.clamp(min=1)
+    return (weights * (violated * (1 - gaps)).sum(2)).sum() / len(logits)
 
 
 def robust_multilabel(logits: Tensor, targets: Tensor) -> Tensor:
@@ -197,12 +198,10 @@ def robust_multilabel(logits: Tensor, targets: Tensor) -> Tensor:
     def ramps(margins: Tensor) -> Tensor:
         return (1 - margins).clamp(min=0) - 0.9 * (-0.8 - margins).clamp(min=0)
 
-    positive = targets > 0
-    gaps = logits[:, :, None] - logits[:, None, :]
-    pairs = positive[:, :, None] & ~positive[:, None, :]
-    weights = _rank_weights(logits, (pairs & (gaps < 1)).sum(2))
+    gaps, pairs, sums = _gaps(logits, targets)
+    weights = sums[(pairs & (gaps < 1)).sum(2)]
     ranking = (weights * (pairs * ramps(gaps)).sum(2)).sum()
-    return (ranking + 5 * ramps(torch.where(positive, logits, -logits)).sum()) / len(logits)
+    return (ranking + 5 * ramps(torch.where(targets > 0, logits, -logits)).sum()) / len(logits)
 
 
 def _pairs(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -223,31 +222,32 @@ def nt_xent(features: Tensor, labels: Tensor) -> Tensor:
     """Each positive pair against the negatives of its anchor."""
     cosines, positive, negative = _pairs(features, labels)
     logits = cosines / 0.1
-    negatives = logits.masked_fill(~negative, -torch.inf).logsumexp(1, keepdim=True)
-    return (F.softplus(negatives - logits) * positive).sum() / positive.sum()
+    values = F.softplus(_among(logits, negative)[:, None] - logits)
+    return (values * positive).sum() / positive.sum()
 
 
-def info_nce(queries: Tensor, keys: Tensor, own_keys: Tensor | None = None) -> Tensor:
-    """As in CLIP: rows and columns of one matrix; `own_keys` are further columns of each row."""
+def info_nce(
+    queries: Tensor, keys: Tensor, own_keys: Tensor | None = None, *, metrics: bool = False
+) -> Tensor:
+    """As in CLIP: rows and columns of one matrix; `own_keys` are further columns of each row.
+
+    With `metrics`, it computes accuracy, mean similarities and log-sum-exp of the same matrix.
+    """
     queries, numbers = F.normalize(queries), torch.arange(len(queries), device=queries.device)
-    logits = rows = queries @ F.normalize(keys).T / 0.07
+    cosines = queries @ F.normalize(keys).T
+    logits = rows = cosines / 0.07
     if own_keys is not None:
         mined = (queries[:, None] * F.normalize(own_keys, dim=2)).sum(2) / 0.07
         rows = torch.cat([logits, mined], 1)
-    return (F.cross_entropy(rows, numbers) + F.cross_entropy(logits.T, numbers)) / 2
-
-
-def info_nce_metrics(queries: Tensor, keys: Tensor) -> Tensor:
-    """Accuracy, mean similarities and log-sum-exp from the same matrix."""
-    cosines = F.normalize(queries) @ F.normalize(keys).T
-    logits, numbers = cosines / 0.07, torch.arange(len(queries), device=queries.device)
-    loss = (F.cross_entropy(logits, numbers) + F.cross_entropy(logits.T, numbers)) / 2
+    loss = (F.cross_entropy(rows, numbers) + F.cross_entropy(logits.T, numbers)) / 2
+    if not metrics:
+        return loss
     with torch.no_grad():
         accuracy = (logits.argmax(1) == numbers).to(logits).mean()
         own, number = cosines.diagonal().sum(), len(queries)
         others = (cosines.sum() - own) / (number * (number - 1))
-        metrics = accuracy + own / number + others + logits.logsumexp(1).mean()
-    return loss + 0 * metrics
+        computed = accuracy + own / number + others + logits.logsumexp(1).mean()
+    return loss + 0 * computed
 
 
 def sigmoid_contrastive(queries: Tensor, keys: Tensor) -> Tensor:
@@ -258,18 +258,17 @@ def sigmoid_contrastive(queries: Tensor, keys: Tensor) -> Tensor:
 
 def multi_similarity(features: Tensor, labels: Tensor) -> Tensor:
     cosines, positive, negative = _pairs(features, labels)
-    pull = (-2 * (cosines - 0.5)).masked_fill(~positive, -torch.inf).logsumexp(1)
-    push = (50 * (cosines - 0.5)).masked_fill(~negative, -torch.inf).logsumexp(1)
+    pull = _among(-2 * (cosines - 0.5), positive)
+    push = _among(50 * (cosines - 0.5), negative)
     return (F.softplus(pull) / 2 + F.softplus(push) / 50).mean()
 
 
 def circle(features: Tensor, labels: Tensor) -> Tensor:
     cosines, positive, negative = _pairs(features, labels)
     fixed = cosines.detach()
-    pull = -80 * (1.4 - fixed).relu() * (cosines - 0.6)
-    push = 80 * (fixed + 0.4).relu() * (cosines - 0.4)
-    pull = pull.masked_fill(~positive, -torch.inf).logsumexp(1)
-    return F.softplus(pull + push.masked_fill(~negative, -torch.inf).logsumexp(1)).mean()
+    pull = _among(-80 * (1.4 - fixed).relu() * (cosines - 0.6), positive)
+    push = _among(80 * (fixed + 0.4).relu() * (cosines - 0.4), negative)
+    return F.softplus(pull + push).mean()
 
 
 def _distances(cosines: Tensor) -> Tensor:
@@ -290,42 +289,38 @@ def _sorted_pairs(features: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     most = int(positive.sum(1).max())
     positives, where = positive.float().topk(most)
     negatives = cosines.masked_fill(~negative, -2).sort(1, descending=True).values
-    return _distances(cosines.gather(1, where)), positives > 0, _distances(negatives), negative
+    counts = negative.sum(1, keepdim=True)
+    return _distances(cosines.gather(1, where)), positives > 0, _distances(negatives), counts
 
 
 def triplet_semihard(features: Tensor, labels: Tensor) -> Tensor:
     """A binary search for every positive among the sorted negatives."""
-    positives, exists, negatives, negative = _sorted_pairs(features, labels)
+    positives, exists, negatives, counts = _sorted_pairs(features, labels)
     nearest = torch.searchsorted(negatives.detach(), positives.detach(), right=True)
-    nearest = torch.minimum(nearest, negative.sum(1, keepdim=True) - 1)
-    values = (positives - negatives.gather(1, nearest) + 0.2).relu()
+    values = (positives - negatives.gather(1, torch.minimum(nearest, counts - 1)) + 0.2).relu()
     return (values * exists).sum() / exists.sum()
 
 
 def triplet_all(features: Tensor, labels: Tensor) -> Tensor:
     """The same, with the sums of the sorted negatives: no array has n³ elements."""
-    positives, exists, negatives, negative = _sorted_pairs(features, labels)
+    positives, exists, negatives, counts = _sorted_pairs(features, labels)
     limits = positives + 0.2
     number = torch.searchsorted(negatives.detach(), limits.detach())
-    number = torch.minimum(number, negative.sum(1, keepdim=True)) * exists
+    number = torch.minimum(number, counts) * exists
     sums = F.pad(negatives.cumsum(1), (1, 0)).gather(1, number)
     return ((number * limits - sums) * exists).sum() / number.sum()
 
 
 def proxy_anchor(features: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
-    cosines = F.normalize(features) @ F.normalize(proxies, dim=0)
-    own = F.one_hot(labels, proxies.shape[1]).bool()
-    pull = (-32 * (cosines - 0.1)).masked_fill(~own, -torch.inf).logsumexp(0)
-    push = (32 * (cosines + 0.1)).masked_fill(own, -torch.inf).logsumexp(0)
-    present = own.any(0)
-    pull = torch.where(present, F.softplus(pull), 0).sum() / present.sum()
-    return pull + F.softplus(push).mean()
+    cosines, own = _cosines(features, proxies), F.one_hot(labels, proxies.shape[1]).bool()
+    pull = F.softplus(_among(-32 * (cosines - 0.1), own, 0))
+    push = F.softplus(_among(32 * (cosines + 0.1), ~own, 0))
+    return _mean(pull, own.any(0)) + push.mean()
 
 
 def arcface(features: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """The angle is added by cosines and sines of sums, without `acos`."""
-    cosines = F.normalize(features) @ F.normalize(weights, dim=0)
-    angle = torch.tensor(ANGLE)
+    cosines, angle = _cosines(features, weights), torch.tensor(ANGLE)
     own = cosines.gather(1, labels[:, None])
     raised = own * angle.cos() - (1 - own**2).clamp(min=1e-6).sqrt() * angle.sin()
     raised = torch.where(own >= -angle.cos(), raised, own + angle.cos() - 1)
@@ -347,8 +342,7 @@ def vicreg(first: Tensor, second: Tensor) -> Tensor:
 
 def barlow_twins(first: Tensor, second: Tensor) -> Tensor:
     """Normalised by hand: `batch_norm` adds a number to the variances."""
-    views = [view - view.mean(0) for view in (first, second)]
-    first, second = (view / view.norm(dim=0) for view in views)
+    first, second = (F.normalize(view - view.mean(0), dim=0) for view in (first, second))
     correlations = first.T @ second
     own = correlations.diagonal()
     return (1 - own).square().sum() + 5e-3 * (correlations.square().sum() - own.square().sum())
@@ -356,14 +350,15 @@ def barlow_twins(first: Tensor, second: Tensor) -> Tensor:
 
 _FORMS = (
     *(sigmoid, margin_softmax, two_way, asymmetric, warp, robust_multilabel),
-    *(cosine_margin_softmax, classifier, group_softmax, proxy_anchor, arcface),
-    *(direct_sum, spectral_sum, prototype, dot_regression),
-    *(nca, nca_references, supervised_contrastive, nt_xent, multi_similarity, circle),
+    *(classifier, group_softmax, proxy_anchor, arcface, prototype, dot_regression),
+    *(direct_sum, spectral_sum, prototypical, nca, nca_references),
+    *(supervised_contrastive, nt_xent, multi_similarity, circle),
     *(triplet_hard, triplet_semihard, triplet_all),
-    *(info_nce, info_nce_metrics, sigmoid_contrastive, vicreg, barlow_twins),
+    *(info_nce, sigmoid_contrastive, vicreg, barlow_twins),
 )
 FORMS: dict[str, Callable[..., Any]] = {form.__name__: form for form in _FORMS} | {
     "softmax": F.cross_entropy,
+    "cosine_margin_softmax": lambda x, y, w: margin_softmax(_cosines(x, w), y),
     "sum": sum_of_losses,
     "prototypical": partial(prototypical, num_classes=BASE_CLASSES),
     "prototypical_by_samples": prototypical,
@@ -371,14 +366,53 @@ FORMS: dict[str, Callable[..., Any]] = {form.__name__: form for form in _FORMS} 
     "spectral_sum_stopped": partial(spectral_sum, stopped=True),
     "spectral_sum_with_basis": spectral_sum,
     "info_nce_own_keys": info_nce,
+    "info_nce_metrics": partial(info_nce, metrics=True),
     "sigmoid_of_targets": sigmoid,
     "sample_wise": partial(two_way, dims=(1,)),
     "class_wise": partial(two_way, dims=(0,)),
     # The positives of a sample share its probability.
     "multilabel_softmax": lambda z, t: F.cross_entropy(z, t / t.sum(1, keepdim=True)),
     # On cosines: the norms of 1 cancel in the softmax.
-    "proxy_nca": lambda x, y, w: F.cross_entropy(18 * F.normalize(x) @ F.normalize(w, dim=0), y),
+    "proxy_nca": lambda x, y, w: F.cross_entropy(18 * _cosines(x, w), y),
     # No loss: three products, and little else.
     "products": lambda queries, keys: (queries @ keys.T).square().mean(),
 }
 """By the name of the case."""
+
+
+@cache
+def package_forms() -> dict[str, Callable[..., Any]]:
+    """By the name of the case, the classes of pytorch-metric-learning."""
+    from pytorch_metric_learning import losses, miners, reducers
+
+    def with_weights(loss: type[torch.nn.Module], **options: float) -> Callable[..., Any]:
+        """A loss that owns its proxies or its classifier: it is given those of the benchmark."""
+
+        @cache
+        def module(dim: int, num_classes: int) -> torch.nn.Module:
+            return loss(num_classes=num_classes, embedding_size=dim, **options)
+
+        def run(features: Tensor, labels: Tensor, weights: Tensor) -> Any:
+            own = module(*weights.shape)
+            ((name, _),) = own.named_parameters()
+            given = {name: weights if name == "W" else weights.T}
+            return torch.func.functional_call(own, given, (features, labels))
+
+        return run
+
+    hardest, hard = (
+        miners.BatchHardMiner(),
+        losses.TripletMarginLoss(0.2, reducer=reducers.MeanReducer()),
+    )
+    vicreg = losses.VICRegLoss(variance_mu=50)  # It halves the terms of the variance.
+    return {
+        "supervised_contrastive": losses.SupConLoss(),
+        "multi_similarity": losses.MultiSimilarityLoss(),
+        "circle": losses.CircleLoss(),
+        "triplet_hard": lambda x, y: hard(x, y, hardest(x, y)),
+        "triplet_all": losses.TripletMarginLoss(0.2),
+        "proxy_anchor": with_weights(losses.ProxyAnchorLoss),
+        "proxy_nca": with_weights(losses.ProxyNCALoss, softmax_scale=9),
+        "arcface": with_weights(losses.ArcFaceLoss, margin=math.degrees(ANGLE), scale=FACE_SCALE),
+        "vicreg": lambda first, second: vicreg(first, ref_emb=second),
+    }

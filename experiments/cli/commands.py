@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -362,32 +361,50 @@ class Benchmark:
 
     All forms of a loss run in one process on the same arrays, in turns, after a check that their
     values and gradients agree. Needs the extra `benchmark`, and a C++ compiler for torch.compile.
-    All sizes together take twenty to forty minutes on one CPU core. For large batches on a GPU or
-    a TPU there is `python -m experiments.benchmark`.
+    All sizes together take twenty to forty minutes on one CPU core. On a GPU or a TPU, measure
+    large batches: `--size accelerator --minutes 5`.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ()
     """Such as `softmax nca direct_sum`; default: all."""
     size: Literal["paper", "large", "own", "accelerator", "all"] = "paper"
     """The size of each loss's paper, ten times larger, further sizes of single losses, the three,
-    or the rows of `python -m experiments.benchmark`."""
+    or large batches and many classes, in float32 and bfloat16, for an accelerator."""
+    dtype: Literal["", "float32", "bfloat16", "mixed"] = ""
+    """Measure only the rows of this dtype."""
+    minutes: float = float("inf")
+    """Start no row after so many minutes."""
     out: Path = Path("runs", "benchmark")
     """Folder for benchmark.md."""
     allow_load: bool = False
     """Measure although other programs use the machine; the report then starts with a warning."""
+    cycles: str = ""
+    """A TPU topology such as v5e:2x2: measure nothing, but print for losses of `--size accelerator`
+    how long one chip takes by the estimate of its compiler. Needs the extra `tpu`, but no TPU."""
+    operations: int = 0
+    """With --cycles, list so many of the longest operations of each loss."""
 
     def run(self, typed: str) -> int:
         """Measures, prints the table, writes it."""
-        # JAX would take the whole memory of a GPU, and leave none to PyTorch.
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         from experiments.benchmark.cases import problems_of
+        from experiments.benchmark.cycles import cycles_report
         from experiments.benchmark.run import run_benchmark
 
+        if self.cycles:
+            problems = problems_of(self.names, "accelerator", self.dtype or "bfloat16")
+            print(cycles_report(problems, self.cycles, self.operations))
+            return 0
         for package in ("torch", "pytorch_metric_learning"):
-            if find_spec(package) is None:
+            if find_spec(package) is None and self.size != "accelerator":
                 raise ConfigError(f'no {package}; run pip install -e ".[benchmark]"')
-        problems, path = problems_of(self.names, self.size), self.out / "benchmark.md"
-        text = run_benchmark(problems, command=typed, output=path, allow_load=self.allow_load)
+        problems, path = problems_of(self.names, self.size, self.dtype), self.out / "benchmark.md"
+        text = run_benchmark(
+            problems,
+            command=typed,
+            seconds=60 * self.minutes,
+            output=path,
+            allow_load=self.allow_load,
+        )
         print(f"\n{text}\nwrote {path}")
         return 0
 

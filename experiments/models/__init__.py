@@ -24,25 +24,19 @@ _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 class _Architecture(NamedTuple):
     build: Callable[[ModelConfig, int, LayerOptions], Backbone]
     num_widths: int
-    blocks: tuple[int, ...] = ()
-    """Default number of blocks in every stage. Empty if it is fixed."""
-    options: tuple[str, ...] = ()
-    """The fields of `_OPTIONAL` that the architecture supports."""
-
-
-def _resnet32(config: ModelConfig, channels: int, options: LayerOptions) -> Backbone:
-    shortcut = {"pad": 0, "conv3x3": 3}[config.shortcut]
-    return ResNet(config, channels, options, block=basic, shortcut=shortcut, small_stem=True)
+    blocks: tuple[int, ...] = ()  # Default number in every stage; empty if it is fixed.
+    options: tuple[str, ...] = ()  # The fields of `_OPTIONAL` that it supports.
 
 
 _DROPS = ("dropout", "drop_block", "drop_block_size", "drop_block_steps")
-_RESNET18, _RESNET50 = partial(ResNet, block=basic), partial(ResNet, block=bottleneck)
 _ARCHITECTURES = {
     "conv4": _Architecture(Conv4, 4),
     "resnet12": _Architecture(ResNet12, 4, options=_DROPS),
-    "resnet18": _Architecture(_RESNET18, 4, (2, 2, 2, 2), _DROPS),
-    "resnet50": _Architecture(_RESNET50, 4, (3, 4, 6, 3)),
-    "resnet32": _Architecture(_resnet32, 3, (5, 5, 5), ("shortcut",)),
+    "resnet18": _Architecture(partial(ResNet, block=basic), 4, (2, 2, 2, 2), _DROPS),
+    "resnet50": _Architecture(partial(ResNet, block=bottleneck), 4, (3, 4, 6, 3)),
+    "resnet32": _Architecture(
+        partial(ResNet, block=basic, small_stem=True), 3, (5, 5, 5), ("shortcut",)
+    ),
     "wrn28": _Architecture(WideResNet, 3, (4, 4, 4), ("dropout",)),
     "swin": _Architecture(Swin, 4, (2, 2, 6, 2), ("stochastic_depth",)),
 }
@@ -75,18 +69,19 @@ def build_backbone(
 
 
 def _check(config: ModelConfig, architecture: _Architecture, image_shape: tuple[int, ...]) -> None:
-    for name in ("blocks", *sorted(_OPTIONAL)):
-        value, default = vars(config)[name], getattr(ModelConfig, name)
-        supported = architecture.blocks if name == "blocks" else name in architecture.options
-        if value != default and not supported:
-            raise ConfigError(f"{config.backbone} does not support model.{name}, got {value}")
-    for name, number in (("widths", architecture.num_widths), ("blocks", len(architecture.blocks))):
-        given = vars(config)[name]
-        if len(given) != number and (given or name == "widths"):
+    name, given, supported = config.backbone, vars(config), architecture.options
+    supported += ("blocks",) * bool(architecture.blocks)
+    for option in ("blocks", *sorted(_OPTIONAL)):
+        if given[option] != getattr(ModelConfig, option) and option not in supported:
+            raise ConfigError(f"{name} does not support model.{option}, got {given[option]}")
+    numbers = {"widths": architecture.num_widths}
+    numbers |= {"blocks": len(architecture.blocks)} if config.blocks else {}
+    for option, number in numbers.items():
+        if len(given[option]) != number:
             raise ConfigError(
-                f"model.{name} of {config.backbone} needs {number} numbers, got {given}"
+                f"model.{option} of {name} needs {number} numbers, got {given[option]}"
             )
-    if config.backbone == "swin" and any(width % HEAD_WIDTH for width in config.widths):
+    if name == "swin" and any(width % HEAD_WIDTH for width in config.widths):
         raise ConfigError(
             f"model.widths of swin must be multiples of {HEAD_WIDTH}, got {config.widths}"
         )

@@ -1,6 +1,6 @@
 """A convolution whose gradient is fast on CPUs.
 
-The features of Conv4 on the icons and their gradients take 1.4 times as long with `nnx.Conv`.
+A training step of the icons' Conv4 takes 1.2 to 1.5 times as long with `nnx.Conv`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
-_ROWS = 2048
-"""About as many positions at a time share a product: their channels fit into a core's cache."""
+_ROWS = 2048  # Positions that share a product: their channels fit into a core's cache.
 _FEW_CHANNELS = 3
 
 
@@ -32,10 +31,7 @@ class Conv(nnx.Conv):
 
 
 def convolve(x: Array, kernel: Array) -> Array:
-    """The convolution of x [n, h, w, c] and kernel [k, k, c, o], k odd, padded to the same size.
-
-    It has no forward mode in float32.
-    """
+    """The convolution of x [n, h, w, c] and kernel [k, k, c, o]; no forward mode in float32."""
     if x.dtype != jnp.float32:
         return _by_xla(x, kernel)
     # Inside `shard_map`, the kernel then varies over the devices as the images do, so that JAX sums
@@ -51,10 +47,6 @@ _by_xla = functools.partial(
 )
 
 
-def _kernel_gradient_by_xla(x: Array, gradient: Array, kernel: Array) -> Array:
-    return jax.vjp(lambda kernel: _by_xla(x, kernel), kernel)[1](gradient)[0]
-
-
 @jax.custom_vjp
 def _convolve(x: Array, kernel: Array) -> Array:
     if x.shape[-1] > 1:
@@ -68,10 +60,14 @@ def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
 
 def _backward(residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     x, kernel = residuals
+
+    def kernel_gradient_by_xla(x: Array, gradient: Array, kernel: Array) -> Array:
+        return jax.vjp(functools.partial(_by_xla, x), kernel)[1](gradient)[0]
+
     (of_x,) = jax.vjp(lambda x: _by_xla(x, kernel), x)[1](gradient)
     form = _kernel_gradient if x.shape[-1] <= _FEW_CHANNELS else _kernel_gradient_in_turns
     return of_x, lax.platform_dependent(
-        x, gradient, kernel, cpu=form, default=_kernel_gradient_by_xla
+        x, gradient, kernel, cpu=form, default=kernel_gradient_by_xla
     )
 
 

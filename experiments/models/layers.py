@@ -16,15 +16,13 @@ from experiments.core.config import ModelConfig
 from experiments.models.convolution import Conv
 
 _KERNEL_INIT = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
-_STAGES_WITH_DROP_BLOCK = 2
 
 
 class Backbone(nnx.Module):
     """A module that maps images to features, built from options and the shape of an image."""
 
     config: ModelConfig
-    num_features: int
-    """Features d, which `build_backbone` sets."""
+    num_features: int  # d; `build_backbone` sets it.
 
     def __call__(
         self, images: Array, *, train: bool, keys: Array | None = None, step: Array | None = None
@@ -46,12 +44,9 @@ class Backbone(nnx.Module):
 class LayerOptions:
     """The options that all layers of a backbone share."""
 
-    dtype: DTypeLike
-    """Compute type of convolutions. Parameters, statistics and features are float32."""
-    axis_name: str | None
-    """Device axis over which batch statistics are synchronised, or None."""
-    rngs: nnx.Rngs
-    """Source of the initial parameters."""
+    dtype: DTypeLike  # Of convolutions. Parameters, statistics and features are float32.
+    axis_name: str | None  # Device axis over which batch statistics are synchronised.
+    rngs: nnx.Rngs  # Source of the initial parameters.
 
 
 def conv(
@@ -62,18 +57,10 @@ def conv(
     The initial kernel is normal with variance 2 / fan-out. Padding is half the (odd) kernel size on
     both sides; `SAME` would shift the images relative to weights that were trained elsewhere.
     """
-    kind = Conv if stride == 1 else nnx.Conv
-    return kind(
-        channels_in,
-        channels_out,
-        (kernel_size, kernel_size),
-        strides=stride,
-        padding=kernel_size // 2,
-        use_bias=False,
-        dtype=options.dtype,
-        kernel_init=_KERNEL_INIT,
-        rngs=options.rngs,
-    )
+    kind, size = Conv if stride == 1 else nnx.Conv, (kernel_size, kernel_size)
+    common: Any = {"dtype": options.dtype, "kernel_init": _KERNEL_INIT, "rngs": options.rngs}
+    common |= {"strides": stride, "padding": kernel_size // 2, "use_bias": False}
+    return kind(channels_in, channels_out, size, **common)
 
 
 def batch_norm(channels: int, options: LayerOptions) -> nnx.BatchNorm:
@@ -98,8 +85,8 @@ class ConvNorm(nnx.Module):
 def max_pool(x: Array, size: int = 2) -> Array:
     """Max-pooling of [n, h, w, c] with stride 2 over windows of 2×2 pixels, or 3×3 padded with −∞.
 
-    A last pixel without a window is dropped. This is a maximum of arrays, because the gradient of
-    `lax.reduce_window` is slow on CPUs: it makes a training step of Conv4 about 1.7 times as long.
+    A maximum of arrays: with `nnx.max_pool`, a training step of Conv4 takes 1.7 times as long on a
+    CPU.
     """
     pad = size // 3
     x = jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=-jnp.inf)
@@ -136,28 +123,21 @@ def fold_in(keys: Array | None, number: int) -> Array:
 
 
 def drop_after_block(
-    x: Array,
-    keys: Array | None,
-    step: Array | None,
-    config: ModelConfig,
-    *,
-    number: int,
-    stages_after: int,
+    x: Array, keys: Array | None, step: Any, config: ModelConfig, *, number: int, stages_after: int
 ) -> Array:
     """Drops units of `x` [n, h, w, c]: DropBlock in the last two stages, dropout before them.
 
     Each block of the network has its `number`, and draws its own numbers. See Lee et al.,
     Meta-Learning with Differentiable Convex Optimization, CVPR 2019 (ResNet-12).
     """
-    with_blocks = stages_after < _STAGES_WITH_DROP_BLOCK
-    if not (config.drop_block if with_blocks else config.dropout):
+    rate: Any = config.drop_block if stages_after < 2 else config.dropout
+    if not rate:
         return x
     keys = fold_in(keys, number)
-    if not with_blocks:
-        return dropout(x, keys, rate=config.dropout)
-    rate, steps = config.drop_block, config.drop_block_steps
-    if steps:
-        rate *= jnp.minimum(jnp.asarray(step) / steps, 1.0)
+    if stages_after >= 2:
+        return dropout(x, keys, rate=rate)
+    if config.drop_block_steps:
+        rate *= jnp.minimum(jnp.asarray(step) / config.drop_block_steps, 1.0)
     return drop_block(x, keys, rate=rate, block_size=config.drop_block_size)
 
 
@@ -177,8 +157,7 @@ def drop_block(x: Array, keys: Array, *, rate: float | Array, block_size: int) -
     At every position where a block fits, it is dropped with probability
     γ = rate / b² · h·w / ((h − b + 1)(w − b + 1)), so that about `rate` of the units are dropped
     (Ghiasi et al., 2018, eq. 1). The remaining units of a sample are scaled by units / units kept.
-    A sample of `x` [n, h, w, c] depends on its own typed PRNG key. The side b of a block is at most
-    that of the feature map.
+    There is one typed PRNG key per sample of `x` [n, h, w, c]. A block is at most as large as x.
     """
     h, w, c = x.shape[1:]
     size_h, size_w = min(block_size, h), min(block_size, w)
@@ -203,18 +182,14 @@ class Projected(Backbone):
     """
 
     def __init__(self, backbone: Backbone, config: ModelConfig, options: LayerOptions):
-        self.backbone, self.num_features = backbone, config.dim or backbone.num_features
-        normalize, linear = config.projection != "linear", None
-        if config.dim:
-            inputs, bound = backbone.num_features, backbone.num_features**-0.5
-            start: Any = {"use_bias": False}
-            if not normalize:  # Uniform in ±bound.
-                start = {
-                    "kernel_init": nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform"),
-                    "bias_init": partial(jax.random.uniform, minval=-bound, maxval=bound),
-                }
-            linear = nnx.Linear(inputs, config.dim, rngs=options.rngs, **start)
-        self.linear = linear
+        inputs, normalize = backbone.num_features, config.projection != "linear"
+        self.backbone, self.num_features = backbone, config.dim or inputs
+        bound = inputs**-0.5  # The kernel is uniform in ±bound, too.
+        uniform = partial(jax.random.uniform, minval=-bound, maxval=bound)
+        kernel = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+        start: Any = {} if normalize else {"kernel_init": kernel, "bias_init": uniform}
+        start |= {"use_bias": not normalize, "rngs": options.rngs}
+        self.linear = nnx.Linear(inputs, config.dim, **start) if config.dim else None
         self.norm = batch_norm(self.num_features, options) if normalize else None
 
     def __call__(

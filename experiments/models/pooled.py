@@ -7,13 +7,7 @@ from flax import nnx
 from jax import Array
 
 from experiments.core.config import ModelConfig
-from experiments.models.layers import (
-    Backbone,
-    ConvNorm,
-    LayerOptions,
-    drop_after_block,
-    max_pool,
-)
+from experiments.models.layers import Backbone, ConvNorm, LayerOptions, drop_after_block, max_pool
 
 _SLOPE = 0.1
 

@@ -24,10 +24,9 @@ class ResNet(Backbone):
     """A residual network (He et al., 2016): ResNet-18 and -50, and ResNet-32 for CIFAR.
 
     The first block of every stage except the first halves height and width. `block` gives the
-    convolutions of a block: `basic`, or `bottleneck`, whose output has four times as many channels.
-    `shortcut` is the kernel size of the shortcuts that change the shape (option B of the paper: 1);
-    with 0, these subsample and add zero channels (option A). The first layers are a convolution of
-    7×7 with stride 2 and max-pooling, or with `small_stem` a convolution of 3×3.
+    convolutions of a block: `basic`, or `bottleneck`. The first layers are a convolution of 7×7
+    with stride 2 and max-pooling, and the shortcuts that change the shape 1×1 convolutions (option
+    B of the paper). With `small_stem`, they are one of 3×3, and the shortcuts as in the options.
     """
 
     def __init__(
@@ -37,42 +36,44 @@ class ResNet(Backbone):
         options: LayerOptions,
         *,
         block: Callable[[int, int], Convolutions],
-        shortcut: int = 1,
         small_stem: bool = False,
     ):
-        widths = config.widths
         self.config, self.small_stem = config, small_stem
         kernel_size, stride = (3, 1) if small_stem else (7, 2)
-        self.stem = ConvNorm(channels, widths[0], kernel_size, options, stride=stride)
-        stages, channels = [], widths[0]
-        for stage, (width, number) in enumerate(zip(widths, config.blocks, strict=True)):
-            layers = nnx.List([])
+        shortcut = {"pad": 0, "conv3x3": 3}[config.shortcut] if small_stem else 1
+        self.stem = ConvNorm(channels, config.widths[0], kernel_size, options, stride=stride)
+        self.stages, channels = nnx.List([]), config.widths[0]
+        for stage, (width, number) in enumerate(zip(config.widths, config.blocks, strict=True)):
+            self.stages.append(nnx.List([]))
             for index in range(number):
-                stride = 2 if stage > 0 and index == 0 else 1
-                convolutions = block(width, stride)
-                layers.append(ResidualBlock(channels, convolutions, options, shortcut=shortcut))
-                channels = layers[-1].channels_out
-            stages.append(layers)
-        self.stages = nnx.List(stages)
+                convolutions = block(width, 2 if stage > 0 and index == 0 else 1)
+                layer = ResidualBlock(channels, convolutions, options, shortcut=shortcut)
+                self.stages[-1].append(layer)
+                channels = layer.channels_out
 
     def _last_map(self, x: Array, *, train: bool, keys: Array | None, step: Array | None) -> Array:
         x = self.stem(x, train=train)
         # Pooling before ReLU gives the same values, because ReLU is monotonic.
         x = jax.nn.relu(x if self.small_stem else of.max_pool(x, size=3))
         number = 0
-        for stages_after, stage in zip(range(len(self.stages))[::-1], self.stages, strict=True):
+        for index, stage in enumerate(self.stages, start=1):
             for block in stage:
                 x = block(x, train=train)
                 if train:
+                    after = len(self.stages) - index
                     x = of.drop_after_block(
-                        x, keys, step, self.config, number=number, stages_after=stages_after
+                        x, keys, step, self.config, number=number, stages_after=after
                     )
                 number += 1
         return x
 
 
 class ResidualBlock(nnx.Module):
-    """Consecutive convolutions plus a shortcut, whose kernel size is as in `ResNet`."""
+    """Consecutive convolutions plus a shortcut.
+
+    `shortcut` is the size of its kernel where the shape changes. With 0, it subsamples, and adds
+    channels of zeros (option A of the paper).
+    """
 
     def __init__(
         self, channels_in: int, convolutions: Convolutions, options: LayerOptions, *, shortcut: int
@@ -84,12 +85,11 @@ class ResidualBlock(nnx.Module):
             ConvNorm(c_in, c_out, kernel_size, options, stride=stride)
             for c_in, (c_out, kernel_size, stride) in zip(inputs, convolutions, strict=False)
         )
-        changes_shape = self.stride != 1 or channels_in != self.channels_out
-        self.shortcut = (
-            ConvNorm(channels_in, self.channels_out, shortcut, options, stride=self.stride)
-            if shortcut and changes_shape
-            else None
-        )
+        self.shortcut = None
+        if shortcut and (self.stride != 1 or channels_in != self.channels_out):
+            self.shortcut = ConvNorm(
+                channels_in, self.channels_out, shortcut, options, stride=self.stride
+            )
 
     def __call__(self, x: Array, *, train: bool) -> Array:
         """Maps `x` [n, h, w, channels_in] to [n, ⌈h / stride⌉, ⌈w / stride⌉, channels_out]."""

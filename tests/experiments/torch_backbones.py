@@ -7,33 +7,31 @@ from torch import nn
 from torch.nn import functional as F
 
 
+def conv(channels_in, channels_out, size=3, stride=1):
+    return nn.Conv2d(channels_in, channels_out, size, stride, size // 2, bias=False)
+
+
 class Residual(nn.Module):
     """Two 3×3 convolutions, or a bottleneck; `shortcut` is its kernel size, 0 for option A."""
 
     def __init__(self, channels_in, width, stride, bottleneck, shortcut):
         super().__init__()
-        channels_out = 4 * width if bottleneck else width
-        if bottleneck:
-            self.conv1 = nn.Conv2d(channels_in, width, 1, bias=False)
-            self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-            self.conv3 = nn.Conv2d(width, channels_out, 1, bias=False)
-            self.bn3 = nn.BatchNorm2d(channels_out)
-        else:
-            self.conv1 = nn.Conv2d(channels_in, width, 3, stride, 1, bias=False)
-            self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.channels_out = 4 * width if bottleneck else width
         self.bn1, self.bn2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
-        self.bottleneck = bottleneck
-        self.padding, self.downsample = (channels_out - channels_in) // 2, None
-        if shortcut and (stride > 1 or channels_in != channels_out):
-            self.downsample = nn.Sequential(
-                nn.Conv2d(channels_in, channels_out, shortcut, stride, shortcut // 2, bias=False),
-                nn.BatchNorm2d(channels_out),
-            )
+        self.conv1, self.conv2 = conv(channels_in, width, 3, stride), conv(width, width)
+        self.conv3 = self.downsample = None
+        if bottleneck:
+            self.conv1, self.conv2 = conv(channels_in, width, 1), conv(width, width, 3, stride)
+            self.conv3, self.bn3 = conv(width, 4 * width, 1), nn.BatchNorm2d(4 * width)
+        self.padding = (self.channels_out - channels_in) // 2
+        if shortcut and (stride > 1 or self.padding):
+            layer = conv(channels_in, self.channels_out, shortcut, stride)
+            self.downsample = nn.Sequential(layer, nn.BatchNorm2d(self.channels_out))
 
     def forward(self, x):
         y = F.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
-        if self.bottleneck:
+        if self.conv3 is not None:
             y = self.bn3(self.conv3(F.relu(y)))
         if self.downsample is not None:
             x = self.downsample(x)
@@ -44,9 +42,8 @@ class Residual(nn.Module):
 
 def resnet(widths, blocks, bottleneck=False, small_stem=False, shortcut=1):
     """ResNet-18 and -50 without their classifier; ResNet-32 with `small_stem`."""
-    size, stride = (3, 1) if small_stem else (7, 2)
     channels, layers = widths[0], OrderedDict()
-    layers["conv1"] = nn.Conv2d(3, channels, size, stride, size // 2, bias=False)
+    layers["conv1"] = conv(3, channels) if small_stem else conv(3, channels, 7, 2)
     layers["bn1"], layers["relu"] = nn.BatchNorm2d(channels), nn.ReLU()
     layers["maxpool"] = nn.Identity() if small_stem else nn.MaxPool2d(3, 2, 1)
     for number, (width, count) in enumerate(zip(widths, blocks, strict=True), start=1):
@@ -55,7 +52,7 @@ def resnet(widths, blocks, bottleneck=False, small_stem=False, shortcut=1):
             stride = 2 if number > 1 and place == 0 else 1
             block = Residual(channels, width, stride, bottleneck, shortcut)
             layers[f"layer{number}"].append(block)
-            channels = 4 * width if bottleneck else width
+            channels = block.channels_out
     return nn.Sequential(OrderedDict(layers, avgpool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten()))
 
 
@@ -64,13 +61,12 @@ class Wide(nn.Module):
 
     def __init__(self, channels_in, channels_out, stride):
         super().__init__()
-        first = nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
-        second = nn.Conv2d(channels_out, channels_out, 3, 1, 1, bias=False)
+        first, second = conv(channels_in, channels_out, 3, stride), conv(channels_out, channels_out)
         self.first = nn.ModuleDict({"norm": nn.BatchNorm2d(channels_in), "conv": first})
         self.second = nn.ModuleDict({"norm": nn.BatchNorm2d(channels_out), "conv": second})
         self.shortcut = None
         if channels_in != channels_out:
-            self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
+            self.shortcut = conv(channels_in, channels_out, 1, stride)
 
     def forward(self, x):
         active = F.relu(self.first["norm"](x))
@@ -85,9 +81,41 @@ def wide_resnet(widths, blocks):
         for place in range(count):
             layers.append(Wide(channels, width, 2 if stage > 0 and place == 0 else 1))
             channels = width
-    own = OrderedDict(stem=nn.Conv2d(3, 16, 3, padding=1, bias=False), blocks=layers)
-    own |= {"norm": nn.BatchNorm2d(channels), "relu": nn.ReLU()}
-    return nn.Sequential(OrderedDict(own, avgpool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten()))
+    own = {"stem": conv(3, 16), "blocks": layers, "norm": nn.BatchNorm2d(channels)}
+    own |= {"relu": nn.ReLU(), "avgpool": nn.AdaptiveAvgPool2d(1), "flat": nn.Flatten()}
+    return nn.Sequential(OrderedDict(own))
+
+
+def conv_norm(channels_in, channels_out, size=3):
+    layers = {"conv": conv(channels_in, channels_out, size), "norm": nn.BatchNorm2d(channels_out)}
+    return nn.Sequential(OrderedDict(layers))
+
+
+class Conv4Block(nn.Sequential):
+    def __init__(self, channels_in, channels_out):
+        layers = OrderedDict(conv_norm(channels_in, channels_out).named_children())
+        super().__init__(OrderedDict(layers, relu=nn.ReLU(), pool=nn.MaxPool2d(2)))
+
+
+class PooledBlock(nn.Module):
+    """A block of ResNet-12."""
+
+    def __init__(self, channels_in, channels_out):
+        super().__init__()
+        self.first = conv_norm(channels_in, channels_out)
+        self.second, self.third = (conv_norm(channels_out, channels_out) for _ in range(2))
+        self.shortcut = conv_norm(channels_in, channels_out, 1)
+
+    def forward(self, x):
+        y = F.leaky_relu(self.second(F.leaky_relu(self.first(x), 0.1)), 0.1)
+        return F.max_pool2d(F.leaky_relu(self.third(y) + self.shortcut(x), 0.1), 2)
+
+
+def pooled(widths, name, block):
+    """Conv4 and ResNet-12, of four blocks that end in max-pooling; the names are those of ours."""
+    blocks = (block(*channels) for channels in zip((3, *widths), widths, strict=False))
+    layers = {name: nn.Sequential(*blocks), "avgpool": nn.AdaptiveAvgPool2d(1)}
+    return nn.Sequential(OrderedDict(layers, flat=nn.Flatten()))
 
 
 class SwinBlock(nn.Module):
