@@ -10,14 +10,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer, Real, Shaped
 
-from jaxloss.core import checks
-from jaxloss.core.batch import (
-    AxisName,
-    Reduction,
-    checked_rows_of_any_labels,
-    reduce,
-    zero_invalid,
-)
+from jaxloss.core import batch, checks
+from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.linear import l2_normalize, power_of_two_scaled, wide_dtype
 from jaxloss.core.products import low_dtypes
 from jaxloss.pairs.queue import Queue, share_of
@@ -163,7 +157,7 @@ def compare(
       >>> print(f"{lifted_loss(features, jnp.array([0, 0, 1, 1])):.4f}")
       2.0510
     """
-    features, labels, valid = checked_rows_of_any_labels(features, labels, where)
+    features, labels, valid = batch.checked_rows_of_any_labels(features, labels, where)
     own, other = anchors_and_references(
         features,
         labels,
@@ -326,7 +320,7 @@ def with_guides(
     if similarity in DISTANCES:
         center = center_of(both[-1][0]._replace(features=loaded[-1]), how.axis_name)
         loaded = [guide - center[None, :] for guide in loaded]
-    load = l2_normalize if similarity == "cosine" else zero_invalid
+    load = l2_normalize if similarity == "cosine" else batch.zero_invalid
     own, *rest = (
         rows._replace(guide=load(guide, rows.valid))
         for (rows, _), guide in zip(both, loaded, strict=True)
@@ -367,4 +361,4 @@ def reduced_losses(
     checks.same_rows("values", values, name, rows)
     counts = checks.row_mask(counts, name, rows, name="counts")
     mask = mask if counts is None else mask & counts
-    return reduce(values, mask, sample_weights, reduction, pairs.how.axis_name)
+    return batch.reduce(values, mask, sample_weights, reduction, pairs.how.axis_name)

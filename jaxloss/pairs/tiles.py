@@ -30,13 +30,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
+from jaxloss.core import linear
 from jaxloss.core.backend import on_cpu
-from jaxloss.core.linear import (
-    distances_of_squares,
-    inverse_norms_of_scaled,
-    negative_squared_distances,
-    tangential,
-)
 from jaxloss.core.products import Low, rounded, row_products, times, times_in_parts, wide_product
 from jaxloss.pairs.rows import DISTANCES, How, Rows, Similarity
 from jaxloss.pairs.statistics import (
@@ -122,7 +117,7 @@ def loaded(how: How, center: Float[Array, " d"] | None, rows: Rows, low: Low) ->
         return Loaded(rows, None)
     features, norms = _load(how, center, rows), None
     if how.similarity == "cosine":
-        norms = inverse_norms_of_scaled(features)
+        norms = linear.inverse_norms_of_scaled(features)
     elif how.similarity in DISTANCES:
         norms = jnp.sum(features**2, axis=-1)
     if how.is_low:
@@ -181,9 +176,9 @@ def _similarities(
         return products
     if similarity == "cosine":
         return products * norms[0][:, None] * norms[1][None, :]
-    similarities = negative_squared_distances(products, *norms)
+    similarities = linear.negative_squared_distances(products, *norms)
     if similarity == "negative_distance":
-        similarities = -distances_of_squares(-similarities, norms[0][:, None])
+        similarities = -linear.distances_of_squares(-similarities, norms[0][:, None])
     # XLA for CPUs would compute them again for each statistic.
     return lax.optimization_barrier(similarities) if on_cpu() else similarities
 
@@ -526,7 +521,7 @@ def feature_gradient(
     if gradient.sums is not None:
         d_features = 2 * (d_features - gradient.sums[..., None] * x)
     elif side.norms is not None:
-        d_features = tangential(d_features, x, side.norms[..., None])
+        d_features = linear.tangential(d_features, x, side.norms[..., None])
     d_features = d_features.astype(rows.features.dtype)
     return Rows(d_features, None, None, None, gradient.numbers)  # pyright: ignore
 
