@@ -123,9 +123,7 @@ def _weighted_backward(
     how: How, statistics: Any, gradients: Any, cotangents: tuple[Float[Array, ""], Any]
 ) -> Any:
     cotangent, _ = cotangents
-    return jax.tree.map(
-        lambda gradient: (cotangent * gradient).astype(gradient.dtype), gradients
-    )
+    return jax.tree.map(lambda gradient: (cotangent * gradient).astype(gradient.dtype), gradients)
 
 
 _weighted_sum.defvjp(_weighted_forward, _weighted_backward)
