@@ -139,12 +139,9 @@ class TowerLogits(NamedTuple):
         every = watched(plain, self._mask)
         if self.counts_pairs:
             return every
-        return every[:1] if self._totals_are_products else every[:2]
-
-    @property
-    def _totals_are_products(self) -> bool:
-        """Whether all similarities are products of the rows at hand."""
-        return self.towers.how.similarity == "inner" and not self.towers.how.is_low
+        how = self.towers.how
+        # `_totals` needs no tile if all similarities are products of the rows at hand.
+        return every[:1] if how.similarity == "inner" and not how.is_low else every[:2]
 
     def _totals(self) -> ByClass:
         """Returns the sum of such similarities of each query and all other keys."""

@@ -95,10 +95,9 @@ def _weighted_forward(
     def of_tile(
         shared: Any, own: visits.Side, other: visits.Side, place: tiles.Place
     ) -> tiles.Found:
-        params, center = shared
-        tile = tiles.tile_of(how, center, own[0], other[0])
-        state = tiles.reduced(how, statistics, params, tile, axis=1)
-        found = tiles.gradients_of_tile(how, of_sums, params, tile, (own[1], None), place)
+        tile = tiles.tile_of(how, shared, own[0], other[0])
+        state = tiles.reduced(statistics, tile, axis=1)
+        found = tiles.gradients_of_tile(of_sums, tile, (own[1], None), place)
         return found._replace(of_anchors=(state, found.of_anchors))
 
     def merge(old: Any, new: Any) -> Any:
@@ -106,7 +105,7 @@ def _weighted_forward(
             return tiles.add(old, new)
         return tiles.merged(statistics, old[0], new[0]), tiles.add(old[1], new[1])
 
-    found, shared = tiles.no_gradients(how, inputs), (inputs.params, inputs.center)
+    found, shared = tiles.no_gradients(how, inputs), (inputs.params, inputs.center, None)
     found = found._replace(
         of_anchors=(tiles.nothing(how, statistics, inputs.anchors), found.of_anchors)
     )

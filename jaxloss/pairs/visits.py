@@ -383,15 +383,14 @@ def forward(
     is_alone = num_blocks(own) == 1 and (others is None or num_blocks(others) == 1)
     if is_alone and kept is None and how.ring_axis is None:
         other = own if others is None else others
-        kept = tiles.tile_of(how, center, at(own, 0), at(other, 0)).similarities
+        kept = tiles.tile_of(how, (params, center, None), at(own, 0), at(other, 0)).similarities
 
     def of_tile(shared: Any, own: Side, other: Side, place: tiles.Place) -> tiles.Found:
-        params, center, kept = shared
-        tile = tiles.tile_of(how, center, own[0], other[0], kept)
-        of_anchors = tiles.reduced(how, statistics, params, tile, axis=1)
+        tile = tiles.tile_of(how, shared, own[0], other[0])
+        of_anchors = tiles.reduced(statistics, tile, axis=1)
         of_references = None
         if place == "lower" or how.both_ways:
-            of_references = tiles.reduced(how, statistics, params, tile, axis=0)
+            of_references = tiles.reduced(statistics, tile, axis=0)
         return tiles.Found(of_anchors, (), of_references)
 
     columns = tiles.nothing(how, statistics, references) if references and how.both_ways else None
@@ -417,9 +416,8 @@ def backward(
     graded = tiles.with_gradient(statistics, statistics)
 
     def of_tile(shared: Any, own: Side, other: Side, place: tiles.Place) -> tiles.Found:
-        params, center, kept = shared
-        tile = tiles.tile_of(how, center, own[0], other[0], kept)
-        return tiles.gradients_of_tile(how, graded, params, tile, (own[1], other[1]), place)
+        tile = tiles.tile_of(how, shared, own[0], other[0])
+        return tiles.gradients_of_tile(graded, tile, (own[1], other[1]), place)
 
     shared = inputs.params, inputs.center, kept
     sides = (own, of_anchors), others and (others, of_references)
