@@ -92,13 +92,7 @@ def prototypical_loss(
             checks.positive_count(name, count)
     features, labels, valid = batch.checked_rows("features", features, labels, where)
     anchors, support = anchors_and_references(
-        features,
-        labels,
-        valid,
-        references,
-        reference_labels,
-        reference_where,
-        axis_name=axis_name,
+        features, labels, valid, references, reference_labels, reference_where, axis_name=axis_name
     )
     classes = _classes(anchors, support or anchors, num_classes, axis_name)
     anchors, rows = _centered(anchors, support, axis_name)

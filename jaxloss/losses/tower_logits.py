@@ -28,15 +28,7 @@ from jaxloss.losses.contrastive_metrics import (
     num_others,
     watched,
 )
-from jaxloss.pairs.statistics import (
-    COUNT,
-    LOGSUMEXP,
-    SUM,
-    ByClass,
-    Pair,
-    PairReduction,
-    Statistic,
-)
+from jaxloss.pairs.statistics import COUNT, LOGSUMEXP, SUM, ByClass, Pair, PairReduction, Statistic
 from jaxloss.pairs.towers import Towers, similarities_of_rows
 from jaxloss.pairs.visits import statistics_of
 
@@ -167,10 +159,7 @@ class TowerLogits(NamedTuple):
         return results, [*found[0][len(statistics) :]]
 
     def log_sums_of(
-        self,
-        sums: ByClass,
-        *of_positives: ByClass,
-        own_keys: OwnKeys | None,
+        self, sums: ByClass, *of_positives: ByClass, own_keys: OwnKeys | None
     ) -> LogSums:
         """Returns them from statistics of the tiles: log-sum-exps, and of ids sums and counts."""
         negative = sums.negative

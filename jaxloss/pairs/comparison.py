@@ -159,13 +159,7 @@ def compare(
     """
     features, labels, valid = batch.checked_rows_of_any_labels(features, labels, where)
     own, other = anchors_and_references(
-        features,
-        labels,
-        valid,
-        references,
-        reference_labels,
-        reference_where,
-        axis_name=axis_name,
+        features, labels, valid, references, reference_labels, reference_where, axis_name=axis_name
     )
     check_options(similarity, block_size)
     compared_with = features if other is None else other.features

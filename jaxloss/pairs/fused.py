@@ -34,10 +34,7 @@ from jaxloss.pairs.towers import Towers
 
 
 def weighted_sum(
-    towers: Towers,
-    params: Params,
-    statistics: tuple[Statistic, ...],
-    weights: Float[Array, " n"],
+    towers: Towers, params: Params, statistics: tuple[Statistic, ...], weights: Float[Array, " n"]
 ) -> tuple[Float[Array, ""], tuple[ByClass, ...]]:
     """Returns `Σ_i w_i u_i` over the anchors i of this device, for sums `u_i` over all pairs.
 

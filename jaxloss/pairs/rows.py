@@ -215,9 +215,7 @@ def center_of(rows: Rows, axis_name: AxisName | None) -> Float[Array, " d"]:
 
 
 def exact_center(
-    center: Float[Array, " d"],
-    rows: list[tuple[Array, Array, Low]],
-    axis_name: AxisName | None,
+    center: Float[Array, " d"], rows: list[tuple[Array, Array, Low]], axis_name: AxisName | None
 ) -> Float[Array, " d"]:
     """Returns the center where all low-precision rows minus it stay exact, and 0 elsewhere.
 
