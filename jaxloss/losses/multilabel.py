@@ -64,9 +64,8 @@ def sample_wise_loss(
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, eq. (14), (15), supplement eq. (iii).
     """
     logits, targets = known_targets(logits, targets, where)
-    values, defined = _soft_gap(
-        logits, targets, 1, positive_temperature, negative_temperature, margin
-    )
+    numbers = positive_temperature, negative_temperature, margin
+    values, defined = _soft_gap(logits, targets, 1, numbers)
     return batch.reduce(values, defined, sample_weights, reduction, axis_name)
 
 
@@ -130,16 +129,8 @@ def class_wise_loss(
         targets = jnp.where(weights == 0, -1, targets)  # Weight 0 removes a sample.
         used = jnp.any(targets >= 0, axis=1, keepdims=True)
         log_weights = jnp.log(jnp.where(used, weights, 1))
-    values, defined = _soft_gap(
-        logits,
-        targets,
-        0,
-        positive_temperature,
-        negative_temperature,
-        margin,
-        log_weights,
-        axis_name,
-    )
+    numbers = positive_temperature, negative_temperature, margin
+    values, defined = _soft_gap(logits, targets, 0, numbers, log_weights, axis_name)
     # Every device has the same C values, so the reduction needs no axis.
     return batch.reduce(values, defined, None, reduction, None)
 
@@ -209,24 +200,22 @@ def _soft_gap(
     logits: Float[Array, "n C"],
     targets: Float[Array, "n C"],
     axis: int,
-    positive_temperature: Any,
-    negative_temperature: Any,
-    margin: Any,
+    numbers: tuple[Any, Any, Any],
     log_weights: Float[Array, "n 1"] | float = 0.0,
     axis_name: AxisName | None = None,
 ) -> tuple[Float[Array, " k"], Bool[Array, " k"]]:
     """Returns the softplus of the soft maxima over positives and negatives along `axis`.
 
+    Args:
+      numbers: Both temperatures and the margin, not checked yet.
+
     Returns:
       The losses, and whether there is a positive.
     """
-    positive_temperature = checks.in_range(
-        "positive_temperature", positive_temperature, logits.dtype, above=0
-    )
-    negative_temperature = checks.in_range(
-        "negative_temperature", negative_temperature, logits.dtype, above=0
-    )
-    margin = checks.in_range("margin", margin, logits.dtype)
+    dtype = logits.dtype
+    positive_temperature = checks.in_range("positive_temperature", numbers[0], dtype, above=0)
+    negative_temperature = checks.in_range("negative_temperature", numbers[1], dtype, above=0)
+    margin = checks.in_range("margin", numbers[2], dtype)
 
     def soft_maximum(
         signed: Float[Array, "n C"],

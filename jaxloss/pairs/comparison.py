@@ -189,7 +189,8 @@ def compare(
         numbers = checked_numbers("reference_numbers", reference_numbers, other.valid)
         other = other.with_numbers(numbers, how.dtype)
     by = guide_similarity or similarity
-    return Comparison(*with_guides(own, other, how, guide, reference_guide, by, "reference_guide"))
+    guides = guide, reference_guide
+    return Comparison(*with_guides((own, other, how), guides, by, "reference_guide"))
 
 
 def compare_distances(
@@ -285,18 +286,13 @@ def checked_numbers(name: str, numbers: Any, valid: Shaped[Array, " n"]) -> Any:
 
 
 def with_guides(
-    anchors: Rows,
-    references: Rows | None,
-    how: How,
-    guide: Any,
-    other_guide: Any,
-    similarity: Any,
-    name: str,
+    compared: tuple[Rows, Rows | None, How], guides: tuple[Any, Any], similarity: Any, name: str
 ) -> tuple[Rows, Rows | None, How]:
     """Checks guides, and returns the rows with them. They are loaded once."""
+    (anchors, references, how), (guide, other_guide) = compared, guides
     checks.choice("guide_similarity", similarity, get_args(Similarity))
     if guide is None and other_guide is None:
-        return anchors, references, how
+        return compared
     if guide is None or (other_guide is None) != (references is None):
         given = {"guide": guide, name: other_guide}
         missing, present = sorted(given, key=lambda name: given[name] is not None)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ def in_two_stages(
     """
     how, inputs = visits.prepared(pairs.anchors, pairs.references, pairs.how, params)
     second = tuple(statistic._replace(by_row=True) for statistic in second)
-    results = _two_stages(how, first, between, second, inputs)
+    results = _two_stages(_Stages(how, first, between, second), inputs)
     return joined(results, pairs.anchors.valid.shape[0])
 
 
@@ -107,7 +107,7 @@ def _weighted_forward(
         of_anchors=(tiles.nothing(how, statistics, inputs.anchors), found.of_anchors)
     )
     sides = (own, factors), others and (others, None)
-    found = visits.each_tile(how, visits.Visits(of_tile, merge), found, shared, *sides)
+    found = visits.Visits(how, of_tile, merge).of_each_tile(found, shared, *sides)
     state, d_anchors = found.of_anchors
     d_inputs = tiles.gradients(how, inputs, found._replace(of_anchors=d_anchors), (own, others))
     sums, *rest = tiles.by_class(how, statistics, state)
@@ -125,27 +125,28 @@ def _weighted_backward(
 _weighted_sum.defvjp(_weighted_forward, _weighted_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+class _Stages(NamedTuple):
+    """Two stages, as in `in_two_stages`."""
+
+    how: How
+    first: tuple[Statistic, ...]
+    between: Callable[[tuple[ByClass, ...]], Array]
+    second: tuple[Statistic, ...]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _two_stages(
-    how: How,
-    first: tuple[Statistic, ...],
-    between: Callable[[tuple[ByClass, ...]], Array],
-    second: tuple[Statistic, ...],
-    inputs: tiles.Inputs,
+    stages: _Stages, inputs: tiles.Inputs
 ) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...]]:
+    how, first, between, second = stages
     (found, _), before = visits.forward(how, first, inputs)
     inputs = inputs._replace(anchors=inputs.anchors._replace(numbers=between(found)))
     (later, _), _ = visits.forward(how, second, inputs, before.kept)
     return found, later
 
 
-def _two_stages_forward(
-    how: How,
-    first: tuple[Statistic, ...],
-    between: Callable[[tuple[ByClass, ...]], Array],
-    second: tuple[Statistic, ...],
-    inputs: tiles.Inputs,
-) -> tuple[Any, Any]:
+def _two_stages_forward(stages: _Stages, inputs: tiles.Inputs) -> tuple[Any, Any]:
+    how, first, between, second = stages
     (found, _), before = visits.forward(how, first, inputs)
     inputs = inputs._replace(anchors=inputs.anchors._replace(numbers=between(found)))
     statistics, number = (*second, *map(_slope, second)), len(second)
@@ -156,13 +157,9 @@ def _two_stages_forward(
 
 
 def _two_stages_backward(
-    how: How,
-    first: tuple[Statistic, ...],
-    between: Callable[[tuple[ByClass, ...]], Array],
-    second: tuple[Statistic, ...],
-    residuals: tuple[visits.Residuals, tuple[ByClass, ...], tuple[ByClass, ...]],
-    cotangents: Any,
-) -> Any:
+    stages: _Stages, residuals: tuple[visits.Residuals, Any, Any], cotangents: Any
+) -> tuple[tiles.Inputs]:
+    how, first, between, second = stages
     of_both, found, slopes = residuals
     of_found, of_later = cotangents
     products = jax.tree.map(jnp.multiply, of_later, slopes)  # 0 of what has no gradient.

@@ -179,9 +179,8 @@ def compare_towers(
     if how.similarity == "cosine":
         similarities *= linear.inverse_norms_of_scaled(own) * linear.inverse_norms_of_scaled(other)
     by: Similarity = guide_similarity or similarity
-    rows, of_keys, how = comparison.with_guides(
-        rows, of_keys, how, guide, key_guide, by, "key_guide"
-    )
+    compared, guides = (rows, of_keys, how), (guide, key_guide)
+    rows, of_keys, how = comparison.with_guides(compared, guides, by, "key_guide")
     own_guide = None
     if guide is not None:
         own_guide = similarities_of_rows(by, rows.guide, of_keys.guide[:number])  # pyright: ignore

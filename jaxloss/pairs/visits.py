@@ -8,7 +8,7 @@ A pairwise loss is a short formula on these numbers. With `v = s / T`, for examp
 `softplus(negative − positive)`.
 
 **Forward.** The rows are cut into blocks (`_cut`). Each tile of similarities of blocks I and J
-is computed, reduced along its rows, merged into what is known of block I (`each_tile`), and
+is computed, reduced along its rows, merged into what is known of block I (`Visits`), and
 forgotten. Nothing is kept but the parts, unless all pairs fit into one tile.
 
 **Symmetry.** If the anchors are their own references, tile (J, I) is the transpose of tile (I, J).
@@ -116,9 +116,7 @@ def fits(size: int, dtype: jnp.dtype) -> bool:
 
 def _cut(anchors: Rows, references: Rows | None, how: How) -> tuple[Rows, Rows | None]:
     """Returns the rows in blocks."""
-    others = anchors if references is None else references
-    shapes = anchors.labels.shape[0], others.labels.shape[0]
-    sizes = _tile_sizes(*shapes, how.block_sizes, symmetric=references is None)
+    sizes = _tile_sizes(anchors, references, how.block_sizes)
     return _in_blocks(anchors, sizes[0]), references and _in_blocks(references, sizes[1])
 
 
@@ -135,23 +133,21 @@ def _in_blocks(rows: Rows, size: int) -> Rows:
 
 
 def _tile_sizes(
-    num_anchors: int,
-    num_references: int,
-    block_sizes: tuple[int | None, int | None],
-    *,
-    symmetric: bool,
+    anchors: Rows, references: Rows | None, block_sizes: tuple[int | None, int | None]
 ) -> tuple[int, int]:
     """Returns the numbers of anchors and of references in a tile.
 
     A tile fits into the caches of a CPU. Accelerators need large ones to be busy. Where a size is a
     symbol of `jax.export`, there is one tile, because the number of blocks must be known.
     """
-    everything = max(num_anchors, 1), max(num_references, 1)
-    if not sizes_are_known(num_anchors, num_references):
+    numbers = anchors.labels.shape[0], (references or anchors).labels.shape[0]
+    everything = max(numbers[0], 1), max(numbers[1], 1)
+    if not sizes_are_known(*numbers):
         return everything
     # The more anchors a tile has, the less often their gradients are read and written.
-    largest = (2**10, 2**10) if on_cpu() else (2**12, 2**12) if symmetric else (2**13, 2**11)
-    if block_sizes == (None, None) and num_anchors * num_references <= math.prod(largest):
+    largest = (2**13, 2**11) if references else (2**12, 2**12)
+    largest = (2**10, 2**10) if on_cpu() else largest
+    if block_sizes == (None, None) and math.prod(numbers) <= math.prod(largest):
         return everything
     of_anchors, of_references = (
         _even_size(number, most) if size is None else min(size, number)
@@ -206,6 +202,7 @@ Side: TypeAlias = tuple[tiles.Loaded, Any]
 class Visits(NamedTuple):
     """What happens in a tile. The functions read no arrays but their arguments."""
 
+    how: How
     of_tile: Callable[[Any, Side, Side, tiles.Place], tiles.Found]
     """`(shared, anchors, other, place)` to what is found in the tile of two blocks."""
     merge: Callable[[Any, Any], Any]
@@ -227,79 +224,68 @@ class Visits(NamedTuple):
             of_references = _put(of_references, j, block)
         return tiles.Found(of_anchors, tiles.add(found.of_params, new.of_params), of_references)
 
-
-def each_tile(
-    how: How,
-    visits: Visits,
-    found: tiles.Found,
-    shared: Any,
-    anchors: Side,
-    references: Side | None,
-) -> tiles.Found:
-    """Returns what is found in all tiles, on all devices of a ring.
-
-    Args:
-      found: What is known before.
-      shared: Arrays that all tiles read.
-      anchors, references: The anchors and the references, in blocks. None: the anchors.
-    """
-    if how.ring_axis is None or references is None:
-        return _each_own_tile(how, visits, found, shared, anchors, references)
-
-    def step(carry: tuple[tiles.Found, Side], _: None) -> tuple[tuple[tiles.Found, Side], None]:
-        found, block = carry
-        found = _each_own_tile(how, visits, found, shared, anchors, block)
-        # What is found of a block is home after the last step.
-        block, of_block = pass_on((block, found.of_references), how.ring_axis)
-        return (found._replace(of_references=of_block), block), None
-
-    return lax.scan(step, (found, references), length=axis_size(how.ring_axis))[0][0]
-
-
-def _each_own_tile(
-    how: How,
-    visits: Visits,
-    found: tiles.Found,
-    shared: Any,
-    anchors: Side,
-    references: Side | None,
-) -> tiles.Found:
-    """Returns what is found in all tiles of the blocks on this device."""
-
-    def visit_all(
-        found: tiles.Found, anchors: Side, i: np.ndarray, j: np.ndarray, place: tiles.Place
+    def of_each_tile(
+        self, found: tiles.Found, shared: Any, anchors: Side, references: Side | None
     ) -> tiles.Found:
-        visit, arrays = partial(visits.visit, place), (shared, anchors, references)
-        if len(i) <= 1:
-            return visit(found, (int(i[0]), int(j[0])), arrays) if len(i) else found
-        # Where XLA for CPUs knows that a tile is on the diagonal, it computes it number by number.
-        indices = (jnp.asarray(i, jnp.int32), jnp.asarray(j, jnp.int32))
-        if on_cpu():
-            indices = lax.optimization_barrier(indices)
-        if references is not None and how.ends_early:
-            filled = jnp.any(references[0].rows.valid, axis=1)
-            numbers = jnp.arange(1, len(filled) + 1, dtype=jnp.int32)
-            number = jnp.max(jnp.where(filled, numbers, 0))
-            return _scan_of_first(visit, number, found, indices, arrays)
-        return lax.scan(lambda found, at: (visit(found, at, arrays), None), found, indices)[0]
+        """Returns what is found in all tiles, on all devices of a ring.
 
-    blocks = np.arange(num_blocks(anchors[0]))
-    if references is None:
-        found = visit_all(found, anchors, blocks, blocks, "diagonal")
-        return visit_all(found, anchors, *np.tril_indices(len(blocks), -1), "lower")
-    columns = np.arange(num_blocks(references[0]))
+        Args:
+          found: What is known before.
+          shared: Arrays that all tiles read.
+          anchors, references: The anchors and the references, in blocks. None: the anchors.
+        """
+        axis = self.how.ring_axis
+        if axis is None or references is None:
+            return self._of_each_own_tile(found, shared, anchors, references)
 
-    def visit_row(found: tiles.Found, i: Index) -> tuple[tiles.Found, None]:
-        # The block of the anchors is taken out and put back once.
-        block, of_block = jax.tree.map(lambda x: x[None], at((anchors, found.of_anchors), i))
-        inner = found._replace(of_anchors=of_block)
-        inner = visit_all(inner, block, 0 * columns, columns, "rectangle")
-        of_block = jax.tree.map(lambda x: x[0], inner.of_anchors)
-        return inner._replace(of_anchors=_put(found.of_anchors, i, of_block)), None
+        def step(carry: tuple[tiles.Found, Side], _: None) -> tuple[tuple[tiles.Found, Side], None]:
+            found, block = carry
+            found = self._of_each_own_tile(found, shared, anchors, block)
+            # What is found of a block is home after the last step.
+            block, of_block = pass_on((block, found.of_references), axis)
+            return (found._replace(of_references=of_block), block), None
 
-    if len(blocks) == 1:
-        return visit_all(found, anchors, 0 * columns, columns, "rectangle")
-    return lax.scan(visit_row, found, jnp.asarray(blocks, jnp.int32))[0]
+        return lax.scan(step, (found, references), length=axis_size(axis))[0][0]
+
+    def _of_each_own_tile(
+        self, found: tiles.Found, shared: Any, anchors: Side, references: Side | None
+    ) -> tiles.Found:
+        """Returns what is found in all tiles of the blocks on this device."""
+
+        def visit_all(
+            found: tiles.Found, anchors: Side, i: np.ndarray, j: np.ndarray, place: tiles.Place
+        ) -> tiles.Found:
+            visit, arrays = partial(self.visit, place), (shared, anchors, references)
+            if len(i) <= 1:
+                return visit(found, (int(i[0]), int(j[0])), arrays) if len(i) else found
+            # XLA for CPUs computes a tile number by number, if it knows it to be on the diagonal.
+            indices = (jnp.asarray(i, jnp.int32), jnp.asarray(j, jnp.int32))
+            if on_cpu():
+                indices = lax.optimization_barrier(indices)
+            if references is not None and self.how.ends_early:
+                filled = jnp.any(references[0].rows.valid, axis=1)
+                numbers = jnp.arange(1, len(filled) + 1, dtype=jnp.int32)
+                number = jnp.max(jnp.where(filled, numbers, 0))
+                return _scan_of_first(visit, number, found, indices, arrays)
+            return lax.scan(lambda found, at: (visit(found, at, arrays), None), found, indices)[0]
+
+        blocks = np.arange(num_blocks(anchors[0]))
+        if references is None:
+            found = visit_all(found, anchors, blocks, blocks, "diagonal")
+            return visit_all(found, anchors, *np.tril_indices(len(blocks), -1), "lower")
+        columns = np.arange(num_blocks(references[0]))
+
+        def visit_row(found: tiles.Found, i: Index) -> tuple[tiles.Found, None]:
+            # The block of the anchors is taken out and put back once.
+            block, of_block = jax.tree.map(lambda x: x[None], at((anchors, found.of_anchors), i))
+            inner = found._replace(of_anchors=of_block)
+            inner = visit_all(inner, block, 0 * columns, columns, "rectangle")
+            of_block = jax.tree.map(lambda x: x[0], inner.of_anchors)
+            return inner._replace(of_anchors=_put(found.of_anchors, i, of_block)), None
+
+        if len(blocks) == 1:
+            return visit_all(found, anchors, 0 * columns, columns, "rectangle")
+        return lax.scan(visit_row, found, jnp.asarray(blocks, jnp.int32))[0]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -395,8 +381,8 @@ def forward(
 
     columns = tiles.nothing(how, statistics, references) if references and how.both_ways else None
     found = tiles.Found(tiles.nothing(how, statistics, anchors), (), columns)
-    visits, shared = Visits(of_tile, partial(tiles.merged, statistics)), (params, center, kept)
-    found = each_tile(how, visits, found, shared, (own, None), others and (others, None))
+    visits, shared = Visits(how, of_tile, partial(tiles.merged, statistics)), (params, center, kept)
+    found = visits.of_each_tile(found, shared, (own, None), others and (others, None))
     states = found.of_anchors, found.of_references
     results: Any = tuple(state and tiles.by_class(how, statistics, state) for state in states)
     return results, Residuals(inputs, (own, others), states, kept)
@@ -421,9 +407,8 @@ def backward(
 
     shared = inputs.params, inputs.center, kept
     sides = (own, of_anchors), others and (others, of_references)
-    found = each_tile(
-        how, Visits(of_tile, tiles.add), tiles.no_gradients(how, inputs), shared, *sides
-    )
+    visits = Visits(how, of_tile, tiles.add)
+    found = visits.of_each_tile(tiles.no_gradients(how, inputs), shared, *sides)
     return (tiles.gradients(how, inputs, found, (own, others)),)
 
 
