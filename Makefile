@@ -34,7 +34,7 @@ pytest: $(VENV)/.test
 
 # What `make test` leaves out: cases that differ from another one in an option, a dtype or a mesh; runs
 # of several processes that are killed, stopped or refused; distributions of random augmentations;
-# second derivatives and random trials of every loss.
+# second derivatives of every loss.
 long: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 -m long tests
 

@@ -8,6 +8,7 @@ the axis inside the differentiated function. The caller takes `lax.pmean` of the
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -294,15 +295,10 @@ def vary_alike(arrays: Any) -> Any:
     of these axes for each array. The mark adds the cotangents up where the array does not vary.
     """
     axes = frozenset().union(*(_varying(array) for array in jax.tree.leaves(arrays)))
-    return jax.tree.map(lambda array: _vary_over(array, tuple(axes - _varying(array))), arrays)
+    vary = partial(lax.pcast, to="varying") if hasattr(lax, "pcast") else lax.pvary  # pyright: ignore
+    return jax.tree.map(lambda array: vary(array, tuple(axes - _varying(array))), arrays)
 
 
 def _varying(array: Array) -> frozenset[Hashable]:
     kind: Any = jax.typeof(array)
     return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying
-
-
-def _vary_over(array: Array, axes: tuple[Hashable, ...]) -> Array:
-    if hasattr(lax, "pcast"):
-        return lax.pcast(array, axes, to="varying")
-    return lax.pvary(array, axes)  # pyright: ignore  # Before JAX 0.8.

@@ -97,7 +97,8 @@ def _key(leaf: Any) -> Any:
     is only one at this place.
     """
     if isinstance(leaf, partial):
-        return partial, _key(leaf.func), *map(_key, leaf.args), _keys(leaf.keywords)
+        keywords = tuple((name, _key(value)) for name, value in leaf.keywords.items())
+        return partial, _key(leaf.func), *map(_key, leaf.args), keywords
     read = None if is_own(leaf) else _read(leaf)
     if read is None:
         return type(leaf), None if isinstance(leaf, checks.Known) else leaf
@@ -138,10 +139,6 @@ def _read(function: Any, seen: frozenset[Any] = frozenset()) -> tuple[Any, ...] 
 
 
 _PURE_MODULES = ("jax", "jax.numpy", "jax.nn", "jax.lax", "numpy", "math", "jaxloss")
-
-
-def _keys(values: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple((name, _key(value)) for name, value in values.items())
 
 
 def is_array(leaf: Any) -> bool:

@@ -99,13 +99,7 @@ def retrieval_metrics(
     checks.block_size(block_size)
     features, labels, valid = checked_rows("features", features, labels, where)
     rows = anchors_and_references(
-        features,
-        labels,
-        valid,
-        references,
-        reference_labels,
-        reference_where,
-        axis_name=axis_name,
+        features, labels, valid, references, reference_labels, reference_where, axis_name=axis_name
     )
     anchors, compared = widened(*rows, normalize=distance == "cosine")
     similarity: Similarity = "inner" if distance == "cosine" else "negative_squared_distance"

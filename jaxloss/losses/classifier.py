@@ -17,34 +17,10 @@ from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Bool, Float, Integer
 
-from jaxloss.core import checks, logsumexp
+from jaxloss.core import batch, checks, linear, logsumexp
 from jaxloss.core.backend import indices, on_cpu
-from jaxloss.core.batch import (
-    AxisName,
-    Reduction,
-    axis_names,
-    axis_size,
-    first_position,
-    labelled_rows,
-    nan_where_no_class,
-    of_own_class,
-    reduce,
-    sum_over,
-    vary_alike,
-)
+from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.checks import Number
-from jaxloss.core.linear import (
-    InverseNorms,
-    inverse_norms,
-    inverse_norms_of_scaled,
-    inverse_or_zero,
-    l2_normalize,
-    power_of_two_scale,
-    product_with_columns,
-    sizes_are_known,
-    tangential,
-    wide_dtype,
-)
 from jaxloss.core.logsumexp import Part, is_at_most, is_on, softplus, unless_left_out
 from jaxloss.core.products import Low, low_dtypes, rounded, row_products, times, wide_product
 from jaxloss.core.sharding import divided
@@ -153,14 +129,14 @@ def classifier_loss(
     """
     checks.choice("similarity", similarity, ("inner", "cosine"))
     checks.block_size(block_size)
-    features, labels, valid = labelled_rows(features, labels, where)
+    features, labels, valid = batch.labelled_rows(features, labels, where)
     weights, bias = checks.classifier(features, weights, bias, sub_centres=similarity == "cosine")
-    if shared := axis_names(axis_name) & axis_names(class_axis_name):
+    if shared := batch.axis_names(axis_name) & batch.axis_names(class_axis_name):
         raise ValueError(
             f"`class_axis_name` and `axis_name` must have no axis in common, got {set(shared)}"
         )
 
-    wide = wide_dtype(*jax.tree.leaves((features, weights, bias)))
+    wide = linear.wide_dtype(*jax.tree.leaves((features, weights, bias)))
     scale = checks.in_range("scale", scale, wide, above=0)
     label_smoothing = checks.in_range("label_smoothing", label_smoothing, wide, at_least=0, below=1)
     angles = angular_margin, sample_angular_margin
@@ -183,20 +159,20 @@ def classifier_loss(
     if margins.angle is not None:
         cosines = target / scale  # The logit is β (cos θ + b).
         if bias is not None:  # A class that is left out has an infinite loss, whatever its cosine.
-            own_bias = of_own_class(bias.astype(target.dtype), labels, class_axis_name)
+            own_bias = batch.of_own_class(bias.astype(target.dtype), labels, class_axis_name)
             cosines = jnp.where(own_bias == -jnp.inf, 0, cosines - own_bias)
     lowered_by = scale * lowering(margins, cosines)
     # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss. Margins come after
     # the difference: beside a large logit, they would be lost.
     values = softplus(rest - target + lowered_by)
-    num_classes = num_own * (1 if class_axis_name is None else axis_size(class_axis_name))
+    num_classes = num_own * (1 if class_axis_name is None else batch.axis_size(class_axis_name))
     if is_on(label_smoothing):
         gaps = target - total / num_classes - lowered_by * (1 - 1 / num_classes)
         if isinstance(label_smoothing, jax.Array):  # At 0, a class that is left out adds nothing.
             gaps = jnp.where((label_smoothing == 0) & (gaps == jnp.inf), 0, gaps)
         values = values + label_smoothing * gaps
-    values = nan_where_no_class(values, labels, valid, num_classes)
-    return reduce(values, valid, sample_weights, reduction, axis_name)
+    values = batch.nan_where_no_class(values, labels, valid, num_classes)
+    return batch.reduce(values, valid, sample_weights, reduction, axis_name)
 
 
 def _over_classes(
@@ -211,36 +187,36 @@ def _over_classes(
 ) -> _OfLogits:
     """Returns what the loss needs of the logits `β z`, also of classes on other devices."""
     arrays = jax.tree.leaves((features, weights, bias))
-    wide, low = wide_dtype(*arrays), low_dtypes(*arrays)[:2]
+    wide, low = linear.wide_dtype(*arrays), low_dtypes(*arrays)[:2]
     features = features.astype(wide)
     if bias is not None:
         bias = bias.astype(wide)
         bias = unless_left_out(scale, bias) * bias
     num_classes = weights.shape[1]
     size = _classes_of_block(features, weights) if block_size is None else block_size
-    first = first_position(num_classes, class_axis_name)
+    first = batch.first_position(num_classes, class_axis_name)
     labels = labels - jnp.asarray(first, labels.dtype)
     factors, is_near = None, False
     if any(low):
         # Norms and scale come in after the product: before it, rows would not be exact.
         factors = jnp.full_like(features, scale, shape=labels.shape)
         if similarity == "cosine":
-            features = features * power_of_two_scale(features)
-            factors = factors * inverse_norms_of_scaled(features)
+            features = features * linear.power_of_two_scale(features)
+            factors = factors * linear.inverse_norms_of_scaled(features)
             is_near = bias is None and is_at_most(64, scale) and num_classes >= _SAMPLED
     else:
         # Scaled features and a scaled bias have scaled logits.
-        features = scale * (l2_normalize(features) if similarity == "cosine" else features)
+        features = scale * (linear.l2_normalize(features) if similarity == "cosine" else features)
     kind = _Kind(similarity, min(size, num_classes), low, is_near)
     visit = _one_block if size >= num_classes and factors is None else _in_blocks
-    found: Any = visit(kind, vary_alike(_Inputs(features, factors, labels, weights, bias)))
+    found: Any = visit(kind, batch.vary_alike(_Inputs(features, factors, labels, weights, bias)))
     if class_axis_name is None:
         return found
     every = jnp.ones_like(found.rest, dtype=bool)
     rest = logsumexp.logsumexp(
         found.rest[:, None], every[:, None], axis=1, axis_name=class_axis_name
     )
-    target, total = (sum_over(part, class_axis_name) for part in (found.target, found.total))
+    target, total = (batch.sum_over(part, class_axis_name) for part in (found.target, found.total))
     return _OfLogits(target, rest, total)
 
 
@@ -254,7 +230,7 @@ def _classes_of_block(features: Float[Array, "n d"], weights: Float[Array, "d C 
     (number, dim), num_classes = features.shape, weights.shape[1]
     num_columns = weights.size // dim
     all_logits, in_cache = (2**20, 2**18) if on_cpu() else (2**24, 2**26)
-    known = sizes_are_known(number)
+    known = linear.sizes_are_known(number)
     if num_columns <= 4 * dim or (known and number * num_columns <= all_logits):
         return num_classes
     columns = max(512, in_cache // (number + dim) // 128 * 128) if known else 512
@@ -320,8 +296,8 @@ _SAMPLED = 128
 
 
 def _vectors(
-    kind: _Kind, dtype: Any, norms: InverseNorms | None, block: Float[Array, "d B *K"]
-) -> tuple[Float[Array, "d _"], InverseNorms | None]:
+    kind: _Kind, dtype: Any, norms: linear.InverseNorms | None, block: Float[Array, "d B *K"]
+) -> tuple[Float[Array, "d _"], linear.InverseNorms | None]:
     """Returns the columns that features are multiplied with, and for cosines inverse norms.
 
     Norms that are known are not computed again. Columns of low precision have their scale only.
@@ -329,12 +305,14 @@ def _vectors(
     vectors = flat_columns(block.astype(dtype))
     if kind.similarity == "cosine":
         if not any(kind.low):
-            norms = inverse_norms(vectors, axis=0) if norms is None else norms
-            return l2_normalize(vectors, axis=0, norms=norms), norms
-        power_of_two = power_of_two_scale(vectors, axis=0) if norms is None else norms.scale
+            norms = linear.inverse_norms(vectors, axis=0) if norms is None else norms
+            return linear.l2_normalize(vectors, axis=0, norms=norms), norms
+        power_of_two = linear.power_of_two_scale(vectors, axis=0) if norms is None else norms.scale
         vectors = vectors * power_of_two
         if norms is None:
-            norms = InverseNorms(power_of_two, inverse_norms_of_scaled(vectors, axis=0)[None, :])
+            norms = linear.InverseNorms(
+                power_of_two, linear.inverse_norms_of_scaled(vectors, axis=0)[None, :]
+            )
     return _exact_in(kind.low[1], vectors), norms
 
 
@@ -346,7 +324,7 @@ def _products(
     rows: Float[Array, "n d"],
     factors: Float[Array, " n"] | None,
     vectors: Float[Array, "d _"],
-    norms: InverseNorms | None,
+    norms: linear.InverseNorms | None,
 ) -> tuple[Float[Array, "n _"], Float[Array, "n _"] | None]:
     """Returns the products, and by what those of rows and vectors are multiplied in them."""
     if factors is None:
@@ -374,7 +352,7 @@ def _is_target(labels: Integer[Array, " n"], first: _First, size: int) -> Bool[A
 def _one_block(kind: _Kind, inputs: _Inputs) -> _OfLogits:
     features, _, labels, weights, bias = inputs
     vectors = _vectors(kind, features.dtype, None, weights)[0]
-    logits = _logits(product_with_columns(features, vectors), weights, bias)
+    logits = _logits(linear.product_with_columns(features, vectors), weights, bias)
     return _result(_sums(logits, _is_target(labels, 0, weights.shape[1])))
 
 
@@ -391,7 +369,7 @@ def _forward(kind: _Kind, inputs: Any) -> tuple[_OfLogits, Any]:
     keep = (
         values.factors is None
         and inputs.weights.perturbed
-        and sizes_are_known(number)
+        and linear.sizes_are_known(number)
         and number <= dim
         and _empty_gradient(values.weights).dtype == values.features.dtype
     )
@@ -409,7 +387,9 @@ def _found_and_products(
     features, factors, labels, weights, bias = inputs
     rows = _exact_in(kind.low[0], features)
 
-    def logits_of(first: _First, size: int) -> tuple[Array, Array, Array, InverseNorms | None]:
+    def logits_of(
+        first: _First, size: int
+    ) -> tuple[Array, Array, Array, linear.InverseNorms | None]:
         block, block_bias = _block((weights, bias), first, size)
         vectors, norms = _vectors(kind, features.dtype, None, block)
         products, _ = _products(rows, factors, vectors, norms)
@@ -467,7 +447,9 @@ def _backward(kind: _Kind, residuals: Any, cotangents: _OfLogits) -> tuple[_Inpu
             d_vectors = times(d_products.T, rows).T
             if norms is not None:
                 vectors = vectors.astype(d_vectors.dtype)
-                d_vectors = tangential(d_vectors, vectors, norms.relative, axis=0) * norms.scale
+                d_vectors = (
+                    linear.tangential(d_vectors, vectors, norms.relative, axis=0) * norms.scale
+                )
             d_block = d_vectors.reshape(block.shape)
         d_weights = _with_block(d_weights, d_block, first)
         if d_bias is not None:
@@ -482,7 +464,7 @@ def _backward(kind: _Kind, residuals: Any, cotangents: _OfLogits) -> tuple[_Inpu
     d_factors = None
     if factors is not None:
         # The products do not know the factors, of which `Σ_c d_ic z_ic` is the gradient.
-        d_factors = jnp.sum(features * d_features, axis=1) * inverse_or_zero(factors)
+        d_factors = jnp.sum(features * d_features, axis=1) * linear.inverse_or_zero(factors)
     return (_Inputs(d_features, d_factors, None, d_weights.astype(weights.dtype), d_bias),)
 
 

@@ -11,16 +11,8 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer, Key, UInt, UInt32
 
-from jaxloss.core import checks
-from jaxloss.core.batch import (
-    AxisName,
-    Reduction,
-    is_own_class,
-    nan_where_no_class,
-    reduce,
-    valid_rows,
-    zero_invalid,
-)
+from jaxloss.core import batch, checks
+from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.logsumexp import softplus
 from jaxloss.core.products import product
 from jaxloss.core.programs import compiled_once
@@ -91,8 +83,8 @@ def group_softmax_loss(
     checks.choice("bound", bound, ("tight", "loose"))
     labels, classifier = _checked(features, labels, weights, bias, num_groups)
     features, weights, bias, low = classifier
-    valid = valid_rows(labels, checks.row_mask(where, "features", features))
-    features = zero_invalid(features, valid)
+    valid = batch.valid_rows(labels, checks.row_mask(where, "features", features))
+    features = batch.zero_invalid(features, valid)
     if groups is None:
         groups = discriminative_groups(features, labels, weights, num_groups)
     groups = checks.integers("groups", groups, "")
@@ -108,14 +100,14 @@ def group_softmax_loss(
     logits = logits if bias is None else logits + (bias / num_groups)[None, :]
     scale = num_groups if bound == "tight" else 1
     logits = scale * logits
-    is_own = jnp.repeat(is_own_class(labels, num_classes), num_groups, axis=0)
+    is_own = jnp.repeat(batch.is_own_class(labels, num_classes), num_groups, axis=0)
     of_groups = softplus(gaps_to_own(logits, is_own))
     values = jnp.sum(of_groups.reshape(-1, num_groups), axis=1) / scale
     # A feature outside all groups must not be ignored: treat its sample as one without a class.
     outside = jnp.any((groups < 0) | (groups >= num_groups), axis=1)
     labels = jnp.where(outside, num_classes, labels)
-    values = nan_where_no_class(values, labels, valid, num_classes)
-    return reduce(values, valid, sample_weights, reduction, axis_name)
+    values = batch.nan_where_no_class(values, labels, valid, num_classes)
+    return batch.reduce(values, valid, sample_weights, reduction, axis_name)
 
 
 def _checked(

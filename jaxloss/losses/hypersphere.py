@@ -9,17 +9,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Integer, Real
 
-from jaxloss.core import checks
-from jaxloss.core.batch import (
-    AxisName,
-    Reduction,
-    checked_rows,
-    nan_where_no_class,
-    reduce,
-    sum_over,
-    valid_rows,
-    zero_invalid,
-)
+from jaxloss.core import batch, checks
+from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import inverse_or_zero, l2_normalize, squares_are_normal, widen
 from jaxloss.core.sharding import divided
@@ -72,9 +63,9 @@ def update_class_means(
       CVPR 2024, the authors' published code (moving averages; there of one sample of a class in a
       batch, added in place, so that its λ of 0.9 amounts to 0.95).
     """
-    features, labels, valid = checked_rows("features", features, labels, where)
+    features, labels, valid = batch.checked_rows("features", features, labels, where)
     valid = valid & jnp.all(jnp.isfinite(features), axis=1)
-    features = zero_invalid(features, valid)
+    features = batch.zero_invalid(features, valid)
     class_means = checks.matching("class_means", class_means, "d C", features)
     num_classes = class_means.shape[1]
     old, features = widen(class_means, features)
@@ -98,7 +89,7 @@ def _class_sums(
     """Returns the sums over the valid rows of each class, on all devices."""
     # `segment_sum` drops the rows of segment C.
     group = jnp.where(valid & (labels < num_classes), labels, num_classes)
-    return sum_over(jax.ops.segment_sum(rows, group, num_classes), axis_name)
+    return batch.sum_over(jax.ops.segment_sum(rows, group, num_classes), axis_name)
 
 
 @divided(result="replicated")
@@ -140,7 +131,7 @@ def class_balanced_lengths(
     """
     checks.positive_count("num_classes", num_classes)
     labels = checks.integers("labels", labels, "n")
-    valid = valid_rows(labels, checks.row_mask(where, "labels", labels))
+    valid = batch.valid_rows(labels, checks.row_mask(where, "labels", labels))
     sizes = _class_sums(valid.astype(jnp.int32), labels, valid, num_classes, axis_name)
     present = jnp.sum(sizes > 0).astype(jnp.float32)
     average = jnp.sum(sizes).astype(jnp.float32) / jnp.maximum(present, 1)
@@ -195,8 +186,8 @@ def prototype_loss(
         features, labels, prototypes, assignment, None, where
     )
     values = cosine_gaps(features, targets, valid) ** 2
-    values = nan_where_no_class(values, column, valid, prototypes.shape[1])
-    return reduce(values, valid, sample_weights, reduction, axis_name)
+    values = batch.nan_where_no_class(values, column, valid, prototypes.shape[1])
+    return batch.reduce(values, valid, sample_weights, reduction, axis_name)
 
 
 @divided
@@ -252,7 +243,7 @@ def dot_regression_loss(
         features, labels, prototypes, assignment, lengths, where
     )
     # Zeros in invalid rows of the targets give the features no gradient there.
-    targets = zero_invalid(targets, valid)
+    targets = batch.zero_invalid(targets, valid)
     products = jnp.where(valid, jnp.sum(features * targets, axis=1), 0)
     norms = lax.stop_gradient(row_norms(features, valid))
     lengths_of_targets = row_norms(targets, valid)
@@ -263,8 +254,8 @@ def dot_regression_loss(
     gaps = unit_gaps(features, targets, inverse, inverse_or_zero(lengths_of_targets))
     shortfall += lax.stop_gradient(lengths_of_targets * gaps - shortfall)
     values = 0.5 * norms * shortfall**2
-    values = nan_where_no_class(values, column, valid, prototypes.shape[1])
-    return reduce(values, valid, sample_weights, reduction, axis_name)
+    values = batch.nan_where_no_class(values, column, valid, prototypes.shape[1])
+    return batch.reduce(values, valid, sample_weights, reduction, axis_name)
 
 
 def _features_and_targets(
@@ -276,7 +267,7 @@ def _features_and_targets(
       The features, their prototypes, the columns of these (M if there is none), and the mask of the
       valid samples. The other rows may hold anything.
     """
-    features, labels, valid = checked_rows("features", features, labels, where)
+    features, labels, valid = batch.checked_rows("features", features, labels, where)
     prototypes = checks.matching("prototypes", prototypes, "d M", features)
     features, prototypes = widen(features, prototypes)
     num_prototypes = prototypes.shape[1]

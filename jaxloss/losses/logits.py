@@ -8,14 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from jaxloss.core import checks
-from jaxloss.core.linear import (
-    inverse_norms_of_scaled,
-    l2_normalize,
-    power_of_two_scale,
-    product_with_columns,
-    widen,
-)
+from jaxloss.core import checks, linear
 from jaxloss.core.logsumexp import finite_from_below, logsumexp
 from jaxloss.core.products import Low, low_dtypes, product
 from jaxloss.core.sharding import divided
@@ -61,7 +54,7 @@ def widened_classifier(
 ) -> Classifier:
     """Returns the arrays in one dtype, and in which low dtype features and weights are exact."""
     arrays = (features, weights) if bias is None else (features, weights, bias)
-    features, weights, *rest = widen(*arrays)
+    features, weights, *rest = linear.widen(*arrays)
     return features, weights, rest[0] if rest else None, low_dtypes(*arrays)[:2]
 
 
@@ -72,7 +65,7 @@ def logits_of(
     low: tuple[Low, Low],
 ) -> Float[Array, "n C"]:
     """Returns the logits of arrays that `widened_classifier` has returned."""
-    logits = product_with_columns(features, weights, low)
+    logits = linear.product_with_columns(features, weights, low)
     return logits if bias is None else logits + bias[None, :]
 
 
@@ -131,7 +124,7 @@ def cosine_logits(
     features = checks.floating("features", features, "n d")
     weights, _ = checks.classifier(features, weights, sub_centres=True)
     low = low_dtypes(features, weights)
-    features, weights = widen(features, weights)
+    features, weights = linear.widen(features, weights)
     return largest_of_class(cosines(features, flat_columns(weights), low), weights)
 
 
@@ -143,11 +136,14 @@ def cosines(
 ) -> Float[Array, "n C"]:
     """Returns the cosines of rows and columns. They are 0 for rows that are not valid."""
     if low == (None, None):
-        units = l2_normalize(columns, axis=0)
-        return product_with_columns(l2_normalize(rows, valid), units)
+        units = linear.l2_normalize(columns, axis=0)
+        return linear.product_with_columns(linear.l2_normalize(rows, valid), units)
     # The norms come in after the product: a unit vector is not exact in a low dtype.
     rows = rows if valid is None else jnp.where(valid[:, None], rows, 0)
-    rows, columns = rows * power_of_two_scale(rows), columns * power_of_two_scale(columns, axis=0)
-    of_rows = inverse_norms_of_scaled(rows)
-    of_columns = inverse_norms_of_scaled(columns, axis=0)
+    rows, columns = (
+        rows * linear.power_of_two_scale(rows),
+        columns * linear.power_of_two_scale(columns, axis=0),
+    )
+    of_rows = linear.inverse_norms_of_scaled(rows)
+    of_columns = linear.inverse_norms_of_scaled(columns, axis=0)
     return product(rows, columns, low) * of_rows[:, None] * of_columns[None, :]

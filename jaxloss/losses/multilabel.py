@@ -9,16 +9,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Real
 
-from jaxloss.core import checks
-from jaxloss.core.batch import (
-    AxisName,
-    Reduction,
-    max_over,
-    nan_where,
-    reduce,
-    sum_over,
-    weights_of_samples,
-)
+from jaxloss.core import batch, checks
+from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import widen
 from jaxloss.core.logsumexp import softplus
@@ -72,10 +64,9 @@ def sample_wise_loss(
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, eq. (14), (15), supplement eq. (iii).
     """
     logits, targets = known_targets(logits, targets, where)
-    values, defined = _soft_gap(
-        logits, targets, 1, positive_temperature, negative_temperature, margin
-    )
-    return reduce(values, defined, sample_weights, reduction, axis_name)
+    numbers = positive_temperature, negative_temperature, margin
+    values, defined = _soft_gap(logits, targets, 1, numbers)
+    return batch.reduce(values, defined, sample_weights, reduction, axis_name)
 
 
 @divided(result="losses of classes")
@@ -134,22 +125,14 @@ def class_wise_loss(
     logits, targets = known_targets(logits, targets, where)
     log_weights = 0.0
     if sample_weights is not None:
-        weights = weights_of_samples(sample_weights, targets.shape[0], targets.dtype)[:, None]
+        weights = batch.weights_of_samples(sample_weights, targets.shape[0], targets.dtype)[:, None]
         targets = jnp.where(weights == 0, -1, targets)  # Weight 0 removes a sample.
         used = jnp.any(targets >= 0, axis=1, keepdims=True)
         log_weights = jnp.log(jnp.where(used, weights, 1))
-    values, defined = _soft_gap(
-        logits,
-        targets,
-        0,
-        positive_temperature,
-        negative_temperature,
-        margin,
-        log_weights,
-        axis_name,
-    )
+    numbers = positive_temperature, negative_temperature, margin
+    values, defined = _soft_gap(logits, targets, 0, numbers, log_weights, axis_name)
     # Every device has the same C values, so the reduction needs no axis.
-    return reduce(values, defined, None, reduction, None)
+    return batch.reduce(values, defined, None, reduction, None)
 
 
 @divided
@@ -217,24 +200,22 @@ def _soft_gap(
     logits: Float[Array, "n C"],
     targets: Float[Array, "n C"],
     axis: int,
-    positive_temperature: Any,
-    negative_temperature: Any,
-    margin: Any,
+    numbers: tuple[Any, Any, Any],
     log_weights: Float[Array, "n 1"] | float = 0.0,
     axis_name: AxisName | None = None,
 ) -> tuple[Float[Array, " k"], Bool[Array, " k"]]:
     """Returns the softplus of the soft maxima over positives and negatives along `axis`.
 
+    Args:
+      numbers: Both temperatures and the margin, not checked yet.
+
     Returns:
       The losses, and whether there is a positive.
     """
-    positive_temperature = checks.in_range(
-        "positive_temperature", positive_temperature, logits.dtype, above=0
-    )
-    negative_temperature = checks.in_range(
-        "negative_temperature", negative_temperature, logits.dtype, above=0
-    )
-    margin = checks.in_range("margin", margin, logits.dtype)
+    dtype = logits.dtype
+    positive_temperature = checks.in_range("positive_temperature", numbers[0], dtype, above=0)
+    negative_temperature = checks.in_range("negative_temperature", numbers[1], dtype, above=0)
+    margin = checks.in_range("margin", numbers[2], dtype)
 
     def soft_maximum(
         signed: Float[Array, "n C"],
@@ -253,7 +234,7 @@ def _soft_gap(
         if traced or temperature < 1:
             gaps = jnp.maximum(gaps, -2000 * lax.stop_gradient(temperature))
         shares = jnp.exp(gaps / temperature + log_weights)
-        total = sum_over(jnp.sum(shares, axis), axis_name)
+        total = batch.sum_over(jnp.sum(shares, axis), axis_name)
         not_empty = total != 0
         log_total = jnp.log(jnp.where(not_empty, total, 1))
         return jnp.squeeze(peak, axis), temperature * log_total, not_empty
@@ -292,7 +273,7 @@ def known_targets(
     logits, targets, known = checked_targets(logits, targets, where)
     # A NaN target stays visible: it becomes a positive with a logit and a gradient of NaN.
     nan = known & jnp.isnan(targets)
-    logits = jnp.where(known, logits, 0) * (1 + nan_where(nan, logits.dtype))
+    logits = jnp.where(known, logits, 0) * (1 + batch.nan_where(nan, logits.dtype))
     return logits, jnp.where(known, jnp.where(nan, 1, targets), -1)
 
 
@@ -309,7 +290,7 @@ def relative_to_largest(
     lowest = jnp.finfo(logits.dtype).min
     logits = jnp.where(members, logits, lowest)
     peak = jnp.max(logits, axis, initial=lowest, keepdims=True)
-    peak = max_over(peak, axis_name)
+    peak = batch.max_over(peak, axis_name)
     peak = lax.stop_gradient(jnp.where(peak == lowest, 0, peak))
     return logits - peak, peak
 

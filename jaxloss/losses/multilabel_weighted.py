@@ -15,12 +15,7 @@ from jaxloss.core.batch import AxisName, Reduction, reduce
 from jaxloss.core.checks import Number
 from jaxloss.core.logsumexp import finite_from_below, is_on
 from jaxloss.core.sharding import divided
-from jaxloss.losses.multilabel import (
-    above_lowest,
-    checked_targets,
-    known_targets,
-    relative_to_largest,
-)
+from jaxloss.losses import multilabel
 
 
 @divided
@@ -59,12 +54,12 @@ def multilabel_softmax_loss(
     References:
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, the softmax baseline.
     """
-    logits, targets, known = checked_targets(logits, targets, where)
+    logits, targets, known = multilabel.checked_targets(logits, targets, where)
     amounts = jnp.where(known, targets, 0)
     total_amount = jnp.sum(amounts, axis=1)
     defined = total_amount != 0  # True for NaN, so that NaN stays visible.
     known = known & defined[:, None]  # A sample that does not count has no gradient.
-    relative, _ = relative_to_largest(above_lowest(logits), known, axis=1)
+    relative, _ = multilabel.relative_to_largest(multilabel.above_lowest(logits), known, axis=1)
     log_total = jnp.log(jnp.where(defined, jnp.sum(jnp.exp(relative), axis=1), 1))
     weighted = amounts * jnp.where(amounts == 0, 0, relative)
     values = log_total - jnp.sum(weighted, axis=1) / jnp.where(defined, total_amount, 1)
@@ -130,7 +125,7 @@ def asymmetric_loss(
       Ridnik et al., Asymmetric Loss for Multi-Label Classification, ICCV 2021; for
       `stop_focus_gradient`, the authors' published code.
     """
-    logits, targets = known_targets(logits, targets, where)
+    logits, targets = multilabel.known_targets(logits, targets, where)
     positive_focus = checks.in_range("positive_focus", positive_focus, logits.dtype, at_least=0)
     negative_focus = checks.in_range("negative_focus", negative_focus, logits.dtype, at_least=0)
     clip = checks.in_range("clip", clip, logits.dtype, at_least=0, below=1)
@@ -222,11 +217,11 @@ def warp_loss(
       Gong et al., Deep Convolutional Ranking for Multilabel Image Annotation, arXiv 1312.4894;
       Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement, Table B.
     """
-    logits, targets = known_targets(logits, targets, where)
+    logits, targets = multilabel.known_targets(logits, targets, where)
     positive_weights, negative_weights = _rank_weights(logits, targets)
     # Both weights have the same sum, so a shift of the logits does not change the loss. Relative to
     # the largest negative, the sum does not cancel.
-    _, peak = relative_to_largest(logits, targets == 0, axis=1)
+    _, peak = multilabel.relative_to_largest(logits, targets == 0, axis=1)
     logits = logits - peak
     # No violated pair has a positive of inf or a negative of -inf, and 0 · ∞ is NaN.
     gaps = jnp.where(positive_weights == 0, 0, 1 - logits)
@@ -288,7 +283,7 @@ def robust_multilabel_loss(
       CVPR Workshops 2019, in the form and with the constants of the authors' published code for
       labelled images; Kobayashi, Two-Way Multi-Label Loss, CVPR 2023, supplement, Table B.
     """
-    logits, targets = known_targets(logits, targets, where)
+    logits, targets = multilabel.known_targets(logits, targets, where)
     ramp = checks.in_range("ramp", ramp, logits.dtype, below=1)
     leak = checks.in_range("leak", leak, logits.dtype, at_least=0)
     binary_weight = checks.in_range("binary_weight", binary_weight, logits.dtype, at_least=0)

@@ -9,21 +9,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
-from jaxloss.core import checks
-from jaxloss.core.batch import (
-    AxisName,
-    Reduction,
-    axis_size,
-    checked_rows,
-    gather,
-    nan_where,
-    nan_where_no_class,
-    own_positions,
-    reduce,
-    sum_over,
-    vary_alike,
-    zero_invalid,
-)
+from jaxloss.core import batch, checks
+from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import sizes_are_known, wide_dtype, widen
 from jaxloss.core.logsumexp import softplus
@@ -103,20 +90,14 @@ def prototypical_loss(
     for name, count in (("num_classes", num_classes), ("block_size", block_size)):
         if count is not None:
             checks.positive_count(name, count)
-    features, labels, valid = checked_rows("features", features, labels, where)
+    features, labels, valid = batch.checked_rows("features", features, labels, where)
     anchors, support = anchors_and_references(
-        features,
-        labels,
-        valid,
-        references,
-        reference_labels,
-        reference_where,
-        axis_name=axis_name,
+        features, labels, valid, references, reference_labels, reference_where, axis_name=axis_name
     )
     classes = _classes(anchors, support or anchors, num_classes, axis_name)
     anchors, rows = _centered(anchors, support, axis_name)
     means, sizes, shares = _means(rows or anchors, classes, axis_name)
-    slots = own_positions(means.shape[0], shares)
+    slots = batch.own_positions(means.shape[0], shares)
     pairs = compare(
         anchors.features,
         classes.of_anchors,
@@ -143,13 +124,15 @@ def prototypical_loss(
     # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
     values = softplus(logits.negative - own)
     if num_classes is not None:
-        values = nan_where_no_class(values, labels, valid, num_classes)
+        values = batch.nan_where_no_class(values, labels, valid, num_classes)
         defined = defined | (labels >= num_classes)
         if support is not None:
             too_large = jnp.any(support.valid & (support.labels >= num_classes))
             too_large = too_large.astype(values.dtype)
-            values = values * (1 + nan_where(sum_over(too_large, axis_name) > 0, values.dtype))
-    return reduce(values, valid & defined, sample_weights, reduction, axis_name)
+            values = values * (
+                1 + batch.nan_where(batch.sum_over(too_large, axis_name) > 0, values.dtype)
+            )
+    return batch.reduce(values, valid & defined, sample_weights, reduction, axis_name)
 
 
 _CLASSES = 64
@@ -170,7 +153,7 @@ def _classes(
     anchors: Rows, rows: Rows, num_classes: int | None, axis_name: AxisName | None
 ) -> _Classes:
     """Returns the classes: the labels below C, or those that the rows have if these are fewer."""
-    num_rows = rows.labels.shape[0] * (1 if axis_name is None else axis_size(axis_name))
+    num_rows = rows.labels.shape[0] * (1 if axis_name is None else batch.axis_size(axis_name))
     if num_classes is not None:
         rows = rows._replace(valid=rows.valid & (rows.labels < num_classes))
     if num_classes is not None and (not sizes_are_known(num_rows) or num_classes <= num_rows):
@@ -180,7 +163,7 @@ def _classes(
             return jnp.where(labels < number, labels, number).astype(jnp.int32)
     else:
         last = jnp.asarray(jnp.iinfo(rows.labels.dtype).max, rows.labels.dtype)
-        ordered = jnp.sort(gather(jnp.where(rows.valid, rows.labels, last), axis_name))
+        ordered = jnp.sort(batch.gather(jnp.where(rows.valid, rows.labels, last), axis_name))
         number = ordered.shape[0]
         rank = jnp.cumsum(ordered != jnp.roll(ordered, 1), dtype=jnp.int32)
         rank = rank - rank[:1]
@@ -207,7 +190,7 @@ def _centered(
 
     def moved(rows: Rows, low: Low) -> Rows:
         features = rows.features.astype(dtype) - center[None, :]
-        return rows._replace(features=zero_invalid(features.astype(low or dtype), rows.valid))
+        return rows._replace(features=batch.zero_invalid(features.astype(low or dtype), rows.valid))
 
     return moved(anchors, low[0]), references and moved(references, low[1])
 
@@ -222,24 +205,24 @@ def _means(
     """
     (features,), number = widen(rows.features), classes.number
     ones = jnp.ones_like(features[:, 0])
-    sizes = sum_over(jax.ops.segment_sum(ones, classes.of_rows, number), axis_name)
+    sizes = batch.sum_over(jax.ops.segment_sum(ones, classes.of_rows, number), axis_name)
     if axis_name is None or fits(number * features.shape[1], features.dtype):
-        sums = sum_over(jax.ops.segment_sum(features, classes.of_rows, number), axis_name)
+        sums = batch.sum_over(jax.ops.segment_sum(features, classes.of_rows, number), axis_name)
         return sums / jnp.maximum(sizes, 1)[:, None], sizes, None
-    devices = axis_size(axis_name)
+    devices = batch.axis_size(axis_name)
     share = -(-number // devices)
-    first = own_positions(share, axis_name)[0]
+    first = batch.own_positions(share, axis_name)[0]
     sizes = jnp.pad(sizes, (0, share * devices - number))
 
     def of_device(sums: Array, begin: Int32[Array, ""]) -> tuple[Array, None]:
         # Those of one device at a time: no device has the sums of all classes at once.
         slots = classes.of_rows - begin
         slots = jnp.where((slots >= 0) & (slots < share), slots, share)
-        theirs = sum_over(jax.ops.segment_sum(features, slots, share), axis_name)
+        theirs = batch.sum_over(jax.ops.segment_sum(features, slots, share), axis_name)
         return jnp.where(begin == first, theirs, sums), None
 
     begins = share * jnp.arange(devices, dtype=jnp.int32)
-    sums = vary_alike((jnp.zeros_like(features, shape=(share, features.shape[1])), first))[0]
+    sums = batch.vary_alike((jnp.zeros_like(features, shape=(share, features.shape[1])), first))[0]
     sums, _ = lax.scan(jax.checkpoint(of_device), sums, begins)
     own = lax.dynamic_slice_in_dim(sizes, first, share)
     return sums / jnp.maximum(own, 1)[:, None], sizes, axis_name

@@ -8,17 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Integer
 
-from jaxloss.core import checks
-from jaxloss.core.batch import (
-    AxisName,
-    Reduction,
-    checked_rows,
-    is_own_class,
-    nan_where_no_class,
-    reduce,
-    weights_of_samples,
-    zero_invalid,
-)
+from jaxloss.core import batch, checks
+from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import product_with_columns, widen
 from jaxloss.core.logsumexp import logsumexp, softplus, softplus_where
@@ -89,13 +80,13 @@ def proxy_anchor_loss(
     scale = checks.in_range("scale", scale, dtype, above=0)
     log_weights = jnp.zeros_like(similarities, shape=labels.shape)
     if sample_weights is not None:
-        weights = weights_of_samples(sample_weights, labels.shape[0], dtype)
+        weights = batch.weights_of_samples(sample_weights, labels.shape[0], dtype)
         log_weights = jnp.log(jnp.where(valid, weights, 1))
     num_classes = proxies.shape[1]
     # A label of C or more would be a negative of all classes.
-    visible = nan_where_no_class(jnp.ones_like(log_weights), labels, valid, num_classes)
+    visible = batch.nan_where_no_class(jnp.ones_like(log_weights), labels, valid, num_classes)
     similarities = similarities * visible[:, None]
-    is_own = is_own_class(labels, num_classes)
+    is_own = batch.is_own_class(labels, num_classes)
 
     def of_classes(
         exponents: Float[Array, "n C"], members: Bool[Array, "n C"]
@@ -109,7 +100,7 @@ def proxy_anchor_loss(
     positive, has_positive = of_classes(-scale * (similarities - margin), is_own)
     negative, _ = of_classes(scale * (similarities + margin), ~is_own)
     # Every device has the same C values, so the reductions need no axis.
-    return reduce(positive, has_positive, None, reduction, None) + reduce(
+    return batch.reduce(positive, has_positive, None, reduction, None) + batch.reduce(
         negative, jnp.ones_like(has_positive), None, reduction, None
     )
 
@@ -179,10 +170,10 @@ def proxy_nca_loss(
             jnp.max(jnp.abs(proxies), axis=0) > jnp.finfo(proxies.dtype).tiny
         ).astype(squared.dtype)
     logits = (1 / temperature) * (2 * similarities - squared[None, :])
-    gaps = gaps_to_own(logits, is_own_class(labels, num_classes))
+    gaps = gaps_to_own(logits, batch.is_own_class(labels, num_classes))
     values = softplus(gaps) if include_own else gaps
-    values = nan_where_no_class(values, labels, valid, num_classes)
-    return reduce(values, valid, sample_weights, reduction, axis_name)
+    values = batch.nan_where_no_class(values, labels, valid, num_classes)
+    return batch.reduce(values, valid, sample_weights, reduction, axis_name)
 
 
 def _compared(
@@ -197,14 +188,14 @@ def _compared(
 
     With `sample_weights`, those of weight 0 are not in the mask.
     """
-    features, labels, valid = checked_rows("features", features, labels, where)
+    features, labels, valid = batch.checked_rows("features", features, labels, where)
     proxies = checks.matching("proxies", proxies, "d C", features)
     low = low_dtypes(features, proxies)
     features, proxies = widen(features, proxies)
     if sample_weights is not None:
-        weights = weights_of_samples(sample_weights, labels.shape[0], features.dtype)
+        weights = batch.weights_of_samples(sample_weights, labels.shape[0], features.dtype)
         valid = valid & (weights != 0)
     if normalize:
         return cosines(features, proxies, low, valid), labels, proxies, valid
-    products = product_with_columns(zero_invalid(features, valid), proxies, low)
+    products = product_with_columns(batch.zero_invalid(features, valid), proxies, low)
     return products, labels, proxies, valid

@@ -9,15 +9,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Integer, Real
 
-from jaxloss.core import checks
-from jaxloss.core.batch import (
-    AxisName,
-    Reduction,
-    checked_rows,
-    is_own_class,
-    nan_where_no_class,
-    reduce,
-)
+from jaxloss.core import batch, checks
+from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import widen
 from jaxloss.core.logsumexp import is_on, softplus, unless_left_out
@@ -65,7 +58,7 @@ def softmax_loss(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (SCE).
       Liu et al., Negative Margin Matters, ECCV 2020, Table 6 (label smoothing).
     """
-    logits, labels, valid = checked_rows("logits", logits, labels, where)
+    logits, labels, valid = batch.checked_rows("logits", logits, labels, where)
     (logits,) = widen(logits)
     label_smoothing = checks.in_range(
         "label_smoothing", label_smoothing, logits.dtype, at_least=0, below=1
@@ -77,7 +70,7 @@ def softmax_loss(
         if isinstance(label_smoothing, jax.Array):  # At 0, a class that is left out adds nothing.
             uniform = jnp.where((label_smoothing == 0) & (uniform == jnp.inf), values, uniform)
         values = (1 - label_smoothing) * values + label_smoothing * uniform
-    return reduce(values, valid, sample_weights, reduction, axis_name)
+    return batch.reduce(values, valid, sample_weights, reduction, axis_name)
 
 
 @divided
@@ -139,13 +132,13 @@ def margin_softmax_loss(
       Wang et al., CosFace, CVPR 2018. Deng et al., ArcFace, CVPR 2019, eq. (3).
       Kim et al., AdaFace, CVPR 2022. Meng et al., MagFace, CVPR 2021.
     """
-    logits, labels, valid = checked_rows("logits", logits, labels, where)
+    logits, labels, valid = batch.checked_rows("logits", logits, labels, where)
     (logits,) = widen(logits)
     scale = checks.in_range("scale", scale, logits.dtype, above=0)
     dtype, num_classes = logits.dtype, logits.shape[1]
     angles = angular_margin, sample_angular_margin
     margins = margins_of_samples((margin, sample_margin), angles, labels, valid, dtype, num_classes)
-    is_target = is_own_class(labels, num_classes)
+    is_target = batch.is_own_class(labels, num_classes)
     own = jnp.sum(jnp.where(is_target & valid[:, None], logits, 0), axis=1)
     lowered_by = lowering(margins, own)
     lost = None
@@ -162,7 +155,7 @@ def margin_softmax_loss(
     else:  # This keeps no array of the differences for the gradient.
         relative, log_total = relative_to_peak(scale * lowered, valid)
     values = cross_entropy(relative, log_total, labels, valid, lost)
-    return reduce(values, valid, sample_weights, reduction, axis_name)
+    return batch.reduce(values, valid, sample_weights, reduction, axis_name)
 
 
 def relative_to_peak(
@@ -218,7 +211,7 @@ def cross_entropy(
         total = jnp.maximum(others, 0) + jnp.exp(moved)
         log_total = jnp.where(matters, jnp.log(jnp.where(matters, total, 1)), log_total)
         own = moved
-    return nan_where_no_class(log_total - own, labels, valid, num_classes)
+    return batch.nan_where_no_class(log_total - own, labels, valid, num_classes)
 
 
 @divided
@@ -259,19 +252,19 @@ def sigmoid_loss(
     """
     per_sample = _of_targets if checks.rank(labels) == 2 else _of_classes
     values, mask = per_sample(logits, labels, where)
-    return reduce(values, mask, sample_weights, reduction, axis_name)
+    return batch.reduce(values, mask, sample_weights, reduction, axis_name)
 
 
 def _of_classes(
     logits: Any, labels: Any, where: Any
 ) -> tuple[Float[Array, " n"], Bool[Array, " n"]]:
     """Returns the sigmoid losses of samples of one class each, and which of them count."""
-    logits, labels, valid = checked_rows("logits", logits, labels, where)
+    logits, labels, valid = batch.checked_rows("logits", logits, labels, where)
     (logits,) = widen(logits)
-    is_target = is_own_class(labels, logits.shape[1])
+    is_target = batch.is_own_class(labels, logits.shape[1])
     signed = jnp.where(is_target, -logits, logits)
     values = jnp.sum(softplus(jnp.where(valid[:, None], signed, 0)), axis=1)
-    return nan_where_no_class(values, labels, valid, logits.shape[1]), valid
+    return batch.nan_where_no_class(values, labels, valid, logits.shape[1]), valid
 
 
 def _of_targets(

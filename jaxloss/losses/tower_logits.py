@@ -28,15 +28,7 @@ from jaxloss.losses.contrastive_metrics import (
     num_others,
     watched,
 )
-from jaxloss.pairs.statistics import (
-    COUNT,
-    LOGSUMEXP,
-    SUM,
-    ByClass,
-    Pair,
-    PairReduction,
-    Statistic,
-)
+from jaxloss.pairs.statistics import COUNT, LOGSUMEXP, SUM, ByClass, Pair, PairReduction, Statistic
 from jaxloss.pairs.towers import Towers, similarities_of_rows
 from jaxloss.pairs.visits import statistics_of
 
@@ -139,12 +131,9 @@ class TowerLogits(NamedTuple):
         every = watched(plain, self._mask)
         if self.counts_pairs:
             return every
-        return every[:1] if self._totals_are_products else every[:2]
-
-    @property
-    def _totals_are_products(self) -> bool:
-        """Whether all similarities are products of the rows at hand."""
-        return self.towers.how.similarity == "inner" and not self.towers.how.is_low
+        how = self.towers.how
+        # `_totals` needs no tile if all similarities are products of the rows at hand.
+        return every[:1] if how.similarity == "inner" and not how.is_low else every[:2]
 
     def _totals(self) -> ByClass:
         """Returns the sum of such similarities of each query and all other keys."""
@@ -170,10 +159,7 @@ class TowerLogits(NamedTuple):
         return results, [*found[0][len(statistics) :]]
 
     def log_sums_of(
-        self,
-        sums: ByClass,
-        *of_positives: ByClass,
-        own_keys: OwnKeys | None,
+        self, sums: ByClass, *of_positives: ByClass, own_keys: OwnKeys | None
     ) -> LogSums:
         """Returns them from statistics of the tiles: log-sum-exps, and of ids sums and counts."""
         negative = sums.negative

@@ -102,13 +102,7 @@ def triplet_loss(
     checks.block_size(block_size)
     features, labels, valid = checked_rows("features", features, labels, where)
     rows = anchors_and_references(
-        features,
-        labels,
-        valid,
-        references,
-        reference_labels,
-        reference_where,
-        axis_name=axis_name,
+        features, labels, valid, references, reference_labels, reference_where, axis_name=axis_name
     )
     anchors, compared = wide = widened(*rows, normalize=normalize)
     dtype = anchors.features.dtype
@@ -377,7 +371,4 @@ def _all_soft(
     return sums, sizes[0] * sizes[1]
 
 
-_MININGS: dict[str, _Mining] = {
-    "semihard": _semihard,
-    "all": _all,
-}
+_MININGS: dict[str, _Mining] = {"semihard": _semihard, "all": _all}

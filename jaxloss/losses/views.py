@@ -10,16 +10,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float
 
-from jaxloss.core import checks
+from jaxloss.core import batch, checks
 from jaxloss.core.backend import indices
-from jaxloss.core.batch import (
-    AxisName,
-    max_over,
-    own_positions,
-    sum_over,
-    weights_of_samples,
-    zero_invalid,
-)
+from jaxloss.core.batch import AxisName
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import inverse_root, widen
 from jaxloss.core.products import wide_product
@@ -93,7 +86,7 @@ def vicreg_loss(
     dim = first.shape[1]
     gaps = jnp.sum((first - second) ** 2, axis=1) / dim
     total = jnp.sum(gaps if samples.shares is None else samples.shares * gaps)
-    value = invariance * sum_over(total, axis_name) / samples.divisor
+    value = invariance * batch.sum_over(total, axis_name) / samples.divisor
     for view in (first, second):
         moments = _moments(axis_name, view, samples) * (unbiased / samples.divisor)
         variances = jnp.diagonal(moments)
@@ -184,13 +177,13 @@ def _two_views(
     checks.same_shape("second", second, "first", first)
     mask = checks.row_mask(where, "first", first)
     valid = jnp.ones(first.shape[0], bool) if mask is None else mask
-    first, second = widen(zero_invalid(first, valid), zero_invalid(second, valid))
+    first, second = widen(batch.zero_invalid(first, valid), batch.zero_invalid(second, valid))
     if sample_weights is None:
-        total = sum_over(jnp.sum(valid.astype(first.dtype)), axis_name)
+        total = batch.sum_over(jnp.sum(valid.astype(first.dtype)), axis_name)
         return first, second, _Samples(valid, None, jnp.where(total == 0, 1, total), total)
-    weights = weights_of_samples(sample_weights, first.shape[0], first.dtype)
+    weights = batch.weights_of_samples(sample_weights, first.shape[0], first.dtype)
     weights = jnp.where(valid, weights, 0)
-    total = sum_over(jnp.sum(weights), axis_name)
+    total = batch.sum_over(jnp.sum(weights), axis_name)
     shares = weights / jnp.where(total == 0, 1, total)
     return first, second, _Samples(valid, shares, jnp.ones_like(total), total)
 
@@ -211,15 +204,15 @@ def _biased(shares: Float[Array, " n"], axis_name: AxisName | None) -> Float[Arr
 
     With the largest share s and the sum R and sum of squares Q of the others, it is R (2s + R) − Q.
     """
-    positions = own_positions(shares.shape[0], axis_name)
+    positions = batch.own_positions(shares.shape[0], axis_name)
     largest = jnp.max(lax.stop_gradient(shares), initial=-jnp.inf)
-    largest = max_over(largest, axis_name)
+    largest = batch.max_over(largest, axis_name)
     chosen = jnp.max(jnp.where(shares == largest, positions, -1), initial=-1)
-    chosen = max_over(chosen, axis_name)
+    chosen = batch.max_over(chosen, axis_name)
     is_chosen = positions == chosen
     others = jnp.where(is_chosen, 0, shares)
     parts = jnp.stack([jnp.where(is_chosen, shares, 0), others, others * others])
-    share, rest, squares = sum_over(jnp.sum(parts, axis=1), axis_name)
+    share, rest, squares = batch.sum_over(jnp.sum(parts, axis=1), axis_name)
     return rest * (2 * share + rest) - squares
 
 
@@ -237,11 +230,11 @@ def _centred(
     row = jnp.argmax(shares)
     shift, share = lax.stop_gradient(view)[row], shares[row]
     if axis_name is not None:
-        has_shift = (share > 0) & (share == max_over(share, axis_name))
-        shift = max_over(jnp.where(has_shift, shift, -jnp.inf), axis_name)
+        has_shift = (share > 0) & (share == batch.max_over(share, axis_name))
+        shift = batch.max_over(jnp.where(has_shift, shift, -jnp.inf), axis_name)
         shift = jnp.where(shift == -jnp.inf, 0, shift)  # No row counts on any device.
     shifted = jnp.where(valid, view - shift[None, :], 0)
-    mean = sum_over(jnp.sum(_weighted(shifted, samples), axis=0), axis_name) / samples.divisor
+    mean = batch.sum_over(jnp.sum(_weighted(shifted, samples), axis=0), axis_name) / samples.divisor
     return jnp.where(valid, shifted - mean[None, :], 0)
 
 
@@ -252,7 +245,7 @@ def _scaled_columns(
     if samples.shares is not None:  # A row without a weight scales nothing, and may overflow.
         view = jnp.where((samples.shares[:, None] == 0) & jnp.isfinite(view), 0, view)
     largest = jnp.max(jnp.abs(lax.stop_gradient(view)), axis=0, initial=0, keepdims=True)
-    largest = max_over(largest, axis_name)
+    largest = batch.max_over(largest, axis_name)
     limit = jnp.finfo(view.dtype).maxexp - 2
     exponent = jnp.clip(jnp.frexp(largest)[1], -limit, limit)
     return view * jnp.ldexp(jnp.ones_like(largest), -exponent)
@@ -277,7 +270,7 @@ def _moments(
 ) -> Float[Array, "d d"]:
     """Returns `Σ s_i c_i c_iᵀ` of the deviations c from the mean, over the global batch."""
     rows = _centred(view, samples, axis_name)
-    return sum_over(wide_product(_weighted(rows, samples).T, rows), axis_name)
+    return batch.sum_over(wide_product(_weighted(rows, samples).T, rows), axis_name)
 
 
 @_moments.defjvp
@@ -289,7 +282,7 @@ def _moments_jvp(axis_name: AxisName | None, primals: Any, tangents: Any) -> tup
     (view, samples), (d_view, d_samples) = primals, tangents
     rows = _centred(view, samples, axis_name)
     change = _weighted_change(rows, d_view, samples, d_samples)
-    half = sum_over(wide_product(change.T, rows), axis_name)
+    half = batch.sum_over(wide_product(change.T, rows), axis_name)
     return _moments(axis_name, view, samples), half + half.T
 
 
@@ -305,7 +298,7 @@ def _cross_moments(
     weighted = _weighted(a, samples)
     moments = wide_product(weighted.T, b)
     squares = jnp.sum(weighted * a, axis=0), jnp.sum(_weighted(b, samples) * b, axis=0)
-    return jax.tree.map(partial(sum_over, axis_name=axis_name), (moments, *squares))
+    return jax.tree.map(partial(batch.sum_over, axis_name=axis_name), (moments, *squares))
 
 
 @_cross_moments.defjvp
@@ -318,7 +311,7 @@ def _cross_moments_jvp(axis_name: AxisName | None, primals: Any, tangents: Any) 
     moments = wide_product(d_a.T, b) + wide_product(a.T, d_b)
     parts = moments, 2 * jnp.sum(d_a * a, axis=0), 2 * jnp.sum(d_b * b, axis=0)
     results = _cross_moments(axis_name, first, second, samples)
-    return results, jax.tree.map(partial(sum_over, axis_name=axis_name), parts)
+    return results, jax.tree.map(partial(batch.sum_over, axis_name=axis_name), parts)
 
 
 def _off_diagonal(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:

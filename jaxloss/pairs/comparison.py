@@ -10,14 +10,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer, Real, Shaped
 
-from jaxloss.core import checks
-from jaxloss.core.batch import (
-    AxisName,
-    Reduction,
-    checked_rows_of_any_labels,
-    reduce,
-    zero_invalid,
-)
+from jaxloss.core import batch, checks
+from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.linear import l2_normalize, power_of_two_scaled, wide_dtype
 from jaxloss.core.products import low_dtypes
 from jaxloss.pairs.queue import Queue, share_of
@@ -163,15 +157,9 @@ def compare(
       >>> print(f"{lifted_loss(features, jnp.array([0, 0, 1, 1])):.4f}")
       2.0510
     """
-    features, labels, valid = checked_rows_of_any_labels(features, labels, where)
+    features, labels, valid = batch.checked_rows_of_any_labels(features, labels, where)
     own, other = anchors_and_references(
-        features,
-        labels,
-        valid,
-        references,
-        reference_labels,
-        reference_where,
-        axis_name=axis_name,
+        features, labels, valid, references, reference_labels, reference_where, axis_name=axis_name
     )
     check_options(similarity, block_size)
     compared_with = features if other is None else other.features
@@ -201,7 +189,8 @@ def compare(
         numbers = checked_numbers("reference_numbers", reference_numbers, other.valid)
         other = other.with_numbers(numbers, how.dtype)
     by = guide_similarity or similarity
-    return Comparison(*with_guides(own, other, how, guide, reference_guide, by, "reference_guide"))
+    guides = guide, reference_guide
+    return Comparison(*with_guides((own, other, how), guides, by, "reference_guide"))
 
 
 def compare_distances(
@@ -297,18 +286,13 @@ def checked_numbers(name: str, numbers: Any, valid: Shaped[Array, " n"]) -> Any:
 
 
 def with_guides(
-    anchors: Rows,
-    references: Rows | None,
-    how: How,
-    guide: Any,
-    other_guide: Any,
-    similarity: Any,
-    name: str,
+    compared: tuple[Rows, Rows | None, How], guides: tuple[Any, Any], similarity: Any, name: str
 ) -> tuple[Rows, Rows | None, How]:
     """Checks guides, and returns the rows with them. They are loaded once."""
+    (anchors, references, how), (guide, other_guide) = compared, guides
     checks.choice("guide_similarity", similarity, get_args(Similarity))
     if guide is None and other_guide is None:
-        return anchors, references, how
+        return compared
     if guide is None or (other_guide is None) != (references is None):
         given = {"guide": guide, name: other_guide}
         missing, present = sorted(given, key=lambda name: given[name] is not None)
@@ -326,7 +310,7 @@ def with_guides(
     if similarity in DISTANCES:
         center = center_of(both[-1][0]._replace(features=loaded[-1]), how.axis_name)
         loaded = [guide - center[None, :] for guide in loaded]
-    load = l2_normalize if similarity == "cosine" else zero_invalid
+    load = l2_normalize if similarity == "cosine" else batch.zero_invalid
     own, *rest = (
         rows._replace(guide=load(guide, rows.valid))
         for (rows, _), guide in zip(both, loaded, strict=True)
@@ -367,4 +351,4 @@ def reduced_losses(
     checks.same_rows("values", values, name, rows)
     counts = checks.row_mask(counts, name, rows, name="counts")
     mask = mask if counts is None else mask & counts
-    return reduce(values, mask, sample_weights, reduction, pairs.how.axis_name)
+    return batch.reduce(values, mask, sample_weights, reduction, pairs.how.axis_name)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,44 +26,15 @@ from jax import Array
 from jaxtyping import Float
 
 from jaxloss.core.batch import vary_alike
+from jaxloss.pairs import tiles, visits
 from jaxloss.pairs.comparison import Comparison
 from jaxloss.pairs.rows import How, in_blocks, joined
 from jaxloss.pairs.statistics import ByClass, Pair, Params, Parts, Statistic
-from jaxloss.pairs.tiles import (
-    Factor,
-    Found,
-    Inputs,
-    Place,
-    RowGradient,
-    add,
-    by_class,
-    gradients,
-    gradients_of_tile,
-    loaded_rows,
-    merged,
-    no_gradients,
-    nothing,
-    reduced,
-    tile_of,
-    with_gradient,
-)
 from jaxloss.pairs.towers import Towers
-from jaxloss.pairs.visits import (
-    Residuals,
-    Side,
-    Visits,
-    backward,
-    each_tile,
-    forward,
-    prepared,
-)
 
 
 def weighted_sum(
-    towers: Towers,
-    params: Params,
-    statistics: tuple[Statistic, ...],
-    weights: Float[Array, " n"],
+    towers: Towers, params: Params, statistics: tuple[Statistic, ...], weights: Float[Array, " n"]
 ) -> tuple[Float[Array, ""], tuple[ByClass, ...]]:
     """Returns `Σ_i w_i u_i` over the anchors i of this device, for sums `u_i` over all pairs.
 
@@ -73,7 +44,7 @@ def weighted_sum(
       statistics: That of the sums, and others without a gradient, which are returned, too.
       weights: w.
     """
-    how, inputs = prepared(towers.anchors, towers.references, towers.how, params)
+    how, inputs = visits.prepared(towers.anchors, towers.references, towers.how, params)
     inputs, weights = vary_alike((inputs, weights))
     weights = in_blocks(weights.astype(how.dtype), inputs.anchors.valid.shape[1])
     results: Any = _weighted_sum(how, statistics, inputs, weights)
@@ -92,17 +63,17 @@ def in_two_stages(
 
     The function `between` works element by element. The rows have no numbers of their own.
     """
-    how, inputs = prepared(pairs.anchors, pairs.references, pairs.how, params)
+    how, inputs = visits.prepared(pairs.anchors, pairs.references, pairs.how, params)
     second = tuple(statistic._replace(by_row=True) for statistic in second)
-    results = _two_stages(how, first, between, second, inputs)
+    results = _two_stages(_Stages(how, first, between, second), inputs)
     return joined(results, pairs.anchors.valid.shape[0])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _weighted_sum(
-    how: How, statistics: tuple[Statistic, ...], inputs: Inputs, weights: Float[Array, "k a"]
+    how: How, statistics: tuple[Statistic, ...], inputs: tiles.Inputs, weights: Float[Array, "k a"]
 ) -> tuple[Float[Array, ""], tuple[ByClass, ...]]:
-    (((sums, *others), _), _) = forward(how, statistics, inputs)
+    (((sums, *others), _), _) = visits.forward(how, statistics, inputs)
     return jnp.sum(weights * _of_all(how, sums)), tuple(others)
 
 
@@ -111,32 +82,35 @@ def _of_all(how: How, sums: ByClass) -> Float[Array, "k a"]:
 
 
 def _weighted_forward(
-    how: How, statistics: tuple[Statistic, ...], inputs: Inputs, weights: Float[Array, "k a"]
+    how: How, statistics: tuple[Statistic, ...], inputs: tiles.Inputs, weights: Float[Array, "k a"]
 ) -> tuple[tuple[Float[Array, ""], tuple[ByClass, ...]], Any]:
     """Returns the results, and the gradients of the sum."""
-    own, others = loaded_rows(how, inputs)
-    factor = Factor(jnp.zeros_like(weights), weights)
-    factors, of_sums = (Parts(factor, factor),), with_gradient(statistics, statistics)
+    own, others = tiles.loaded_rows(how, inputs)
+    factor = tiles.Factor(jnp.zeros_like(weights), weights)
+    factors, of_sums = (Parts(factor, factor),), tiles.with_gradient(statistics, statistics)
 
-    def of_tile(shared: Any, own: Side, other: Side, place: Place) -> Found:
-        params, center = shared
-        tile = tile_of(how, center, own[0], other[0])
-        state = reduced(how, statistics, params, tile, axis=1)
-        found = gradients_of_tile(how, of_sums, params, tile, (own[1], None), place)
+    def of_tile(
+        shared: Any, own: visits.Side, other: visits.Side, place: tiles.Place
+    ) -> tiles.Found:
+        tile = tiles.tile_of(how, shared, own[0], other[0])
+        state = tiles.reduced(statistics, tile, axis=1)
+        found = tiles.gradients_of_tile(of_sums, tile, (own[1], None), place)
         return found._replace(of_anchors=(state, found.of_anchors))
 
     def merge(old: Any, new: Any) -> Any:
-        if isinstance(old, RowGradient):  # Of the references.
-            return add(old, new)
-        return merged(statistics, old[0], new[0]), add(old[1], new[1])
+        if isinstance(old, tiles.RowGradient):  # Of the references.
+            return tiles.add(old, new)
+        return tiles.merged(statistics, old[0], new[0]), tiles.add(old[1], new[1])
 
-    found, shared = no_gradients(how, inputs), (inputs.params, inputs.center)
-    found = found._replace(of_anchors=(nothing(how, statistics, inputs.anchors), found.of_anchors))
+    found, shared = tiles.no_gradients(how, inputs), (inputs.params, inputs.center, None)
+    found = found._replace(
+        of_anchors=(tiles.nothing(how, statistics, inputs.anchors), found.of_anchors)
+    )
     sides = (own, factors), others and (others, None)
-    found = each_tile(how, Visits(of_tile, merge), found, shared, *sides)
+    found = visits.Visits(how, of_tile, merge).of_each_tile(found, shared, *sides)
     state, d_anchors = found.of_anchors
-    d_inputs = gradients(how, inputs, found._replace(of_anchors=d_anchors), (own, others))
-    sums, *rest = by_class(how, statistics, state)
+    d_inputs = tiles.gradients(how, inputs, found._replace(of_anchors=d_anchors), (own, others))
+    sums, *rest = tiles.by_class(how, statistics, state)
     sums = _of_all(how, sums)
     return (jnp.sum(weights * sums), tuple(rest)), (d_inputs, sums)
 
@@ -151,50 +125,47 @@ def _weighted_backward(
 _weighted_sum.defvjp(_weighted_forward, _weighted_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+class _Stages(NamedTuple):
+    """Two stages, as in `in_two_stages`."""
+
+    how: How
+    first: tuple[Statistic, ...]
+    between: Callable[[tuple[ByClass, ...]], Array]
+    second: tuple[Statistic, ...]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _two_stages(
-    how: How,
-    first: tuple[Statistic, ...],
-    between: Callable[[tuple[ByClass, ...]], Array],
-    second: tuple[Statistic, ...],
-    inputs: Inputs,
+    stages: _Stages, inputs: tiles.Inputs
 ) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...]]:
-    (found, _), before = forward(how, first, inputs)
+    how, first, between, second = stages
+    (found, _), before = visits.forward(how, first, inputs)
     inputs = inputs._replace(anchors=inputs.anchors._replace(numbers=between(found)))
-    (later, _), _ = forward(how, second, inputs, before.kept)
+    (later, _), _ = visits.forward(how, second, inputs, before.kept)
     return found, later
 
 
-def _two_stages_forward(
-    how: How,
-    first: tuple[Statistic, ...],
-    between: Callable[[tuple[ByClass, ...]], Array],
-    second: tuple[Statistic, ...],
-    inputs: Inputs,
-) -> tuple[Any, Any]:
-    (found, _), before = forward(how, first, inputs)
+def _two_stages_forward(stages: _Stages, inputs: tiles.Inputs) -> tuple[Any, Any]:
+    how, first, between, second = stages
+    (found, _), before = visits.forward(how, first, inputs)
     inputs = inputs._replace(anchors=inputs.anchors._replace(numbers=between(found)))
     statistics, number = (*second, *map(_slope, second)), len(second)
-    (later, _), residuals = forward(how, statistics, inputs, before.kept)
+    (later, _), residuals = visits.forward(how, statistics, inputs, before.kept)
     states = (*before.states[0], *residuals.states[0][:number]), None
     later, slopes = later[:number], later[number:]
     return (found, later), (residuals._replace(states=states, kept=before.kept), found, slopes)
 
 
 def _two_stages_backward(
-    how: How,
-    first: tuple[Statistic, ...],
-    between: Callable[[tuple[ByClass, ...]], Array],
-    second: tuple[Statistic, ...],
-    residuals: tuple[Residuals, tuple[ByClass, ...], tuple[ByClass, ...]],
-    cotangents: Any,
-) -> Any:
+    stages: _Stages, residuals: tuple[visits.Residuals, Any, Any], cotangents: Any
+) -> tuple[tiles.Inputs]:
+    how, first, between, second = stages
     of_both, found, slopes = residuals
     of_found, of_later = cotangents
     products = jax.tree.map(jnp.multiply, of_later, slopes)  # 0 of what has no gradient.
     (through_numbers,) = jax.vjp(between, found)[1](sum(jax.tree.leaves(products)))
-    cotangents = (*add(of_found, through_numbers), *of_later)
-    (d_inputs,) = backward(how, (*first, *second), of_both, (cotangents, None))
+    cotangents = (*tiles.add(of_found, through_numbers), *of_later)
+    (d_inputs,) = visits.backward(how, (*first, *second), of_both, (cotangents, None))
     return (d_inputs._replace(anchors=d_inputs.anchors._replace(numbers=None)),)
 
 

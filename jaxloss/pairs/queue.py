@@ -9,14 +9,8 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int32, Integer, Shaped
 
-from jaxloss.core import checks
-from jaxloss.core.batch import (
-    AxisName,
-    axis_size,
-    first_position,
-    gather_copies,
-    labelled_rows,
-)
+from jaxloss.core import batch, checks
+from jaxloss.core.batch import AxisName
 from jaxloss.core.sharding import divided
 
 
@@ -126,7 +120,7 @@ def push(
             "`make_queue`, or put restored arrays into `Queue(features, labels, position)`"
         )
     queue, given = checked_queue(queue), labels
-    features, labels, valid = labelled_rows(features, labels, where)
+    features, labels, valid = batch.labelled_rows(features, labels, where)
     labels = checks.same_labels(labels, given, queue.labels.dtype)
     size, dim = queue.features.shape
     if features.shape[1] != dim:
@@ -136,8 +130,8 @@ def push(
         )
     features = features.astype(queue.features.dtype)
     valid = valid & jnp.all(jnp.isfinite(features), axis=1)
-    rows = gather_copies(features, axis_name)
-    labels = gather_copies(jnp.where(valid, labels, -1), axis_name)
+    rows = batch.gather_copies(features, axis_name)
+    labels = batch.gather_copies(jnp.where(valid, labels, -1), axis_name)
     pushed = labels >= 0
     rank = jnp.cumsum(pushed, dtype=jnp.int32)
     number = rank[-1] if rank.size else jnp.zeros((), jnp.int32)
@@ -155,11 +149,11 @@ def share_of(
     rows: Shaped[Array, "m ..."], axis_name: AxisName, filling: Any
 ) -> Shaped[Array, "k ..."]:
     """Returns the rows that this device contributes of those that are the same on every device."""
-    number, devices = rows.shape[0], axis_size(axis_name)
+    number, devices = rows.shape[0], batch.axis_size(axis_name)
     share = -(-number // devices)
     padding = ((0, share * devices - number),) + ((0, 0),) * (rows.ndim - 1)
     rows = jnp.pad(rows, padding, constant_values=filling)
-    return lax.dynamic_slice_in_dim(rows, first_position(share, axis_name), share)
+    return lax.dynamic_slice_in_dim(rows, batch.first_position(share, axis_name), share)
 
 
 def checked_queue(queue: Queue) -> Queue:

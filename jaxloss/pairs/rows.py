@@ -9,16 +9,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer, Shaped
 
-from jaxloss.core import checks
-from jaxloss.core.batch import (
-    AxisName,
-    comparable,
-    nan_where_no_target,
-    own_positions,
-    sum_over,
-    valid_rows,
-    zero_invalid,
-)
+from jaxloss.core import batch, checks
+from jaxloss.core.batch import AxisName
 from jaxloss.core.linear import l2_normalize, wide_dtype, widen
 from jaxloss.core.products import Low, nearest
 from jaxloss.pairs.queue import Queue, checked_queue, share_of
@@ -112,7 +104,7 @@ def anchors_and_references(
         features, or a `Queue`, which is the same on every device and of which each takes a share.
       axis_name: That of the loss.
     """
-    anchors = Rows(features, labels, valid, own_positions(labels.shape[0], axis_name))
+    anchors = Rows(features, labels, valid, batch.own_positions(labels.shape[0], axis_name))
     if isinstance(references, Queue):
         if reference_labels is not None:
             raise ValueError(
@@ -161,17 +153,17 @@ def anchors_and_references(
             reference_labels, "references", rows, name="reference_labels", shape="m"
         )
     where = checks.row_mask(reference_where, "references", rows, name="reference_where", shape="m")
-    others_valid = valid_rows(others, where)
-    rows = nan_where_no_target(rows, reference_labels, others_valid)
-    labels, others = comparable(labels, others)
-    positions = ~own_positions(rows.shape[0], axis_name)
+    others_valid = batch.valid_rows(others, where)
+    rows = batch.nan_where_no_target(rows, reference_labels, others_valid)
+    labels, others = batch.comparable(labels, others)
+    positions = ~batch.own_positions(rows.shape[0], axis_name)
     return anchors._replace(labels=labels), Rows(rows, others, others_valid, positions)
 
 
 def widened(anchors: Rows, references: Rows | None, *, normalize: bool) -> tuple[Rows, Rows | None]:
     """Returns the rows in one wide dtype, with zeros in the invalid ones; or unit vectors."""
     dtype = wide_dtype(anchors.features, (references or anchors).features)
-    load = l2_normalize if normalize else zero_invalid
+    load = l2_normalize if normalize else batch.zero_invalid
 
     def wide(rows: Rows) -> Rows:
         return rows._replace(features=load(rows.features.astype(dtype), rows.valid))
@@ -217,15 +209,13 @@ def center_for(anchors: Rows, references: Rows | None, how: How) -> Float[Array,
 def center_of(rows: Rows, axis_name: AxisName | None) -> Float[Array, " d"]:
     """Returns the mean of the valid rows."""
     (features,) = widen(rows.features)
-    total = sum_over(jnp.sum(jnp.where(rows.valid[:, None], features, 0), axis=0), axis_name)
-    number = sum_over(jnp.sum(rows.valid), axis_name)
+    total = batch.sum_over(jnp.sum(jnp.where(rows.valid[:, None], features, 0), axis=0), axis_name)
+    number = batch.sum_over(jnp.sum(rows.valid), axis_name)
     return lax.stop_gradient(total / jnp.maximum(number, 1).astype(total.dtype))
 
 
 def exact_center(
-    center: Float[Array, " d"],
-    rows: list[tuple[Array, Array, Low]],
-    axis_name: AxisName | None,
+    center: Float[Array, " d"], rows: list[tuple[Array, Array, Low]], axis_name: AxisName | None
 ) -> Float[Array, " d"]:
     """Returns the center where all low-precision rows minus it stay exact, and 0 elsewhere.
 
@@ -242,4 +232,4 @@ def exact_center(
             moved = features - center[None, :]
             exact = (nearest(moved, low) == moved) & (moved + center[None, :] == features)
             inexact += jnp.sum(~exact & valid[:, None], axis=0, dtype=jnp.int32)
-    return jnp.where(sum_over(inexact, axis_name) == 0, center, 0)
+    return jnp.where(batch.sum_over(inexact, axis_name) == 0, center, 0)

@@ -30,13 +30,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
+from jaxloss.core import linear
 from jaxloss.core.backend import on_cpu
-from jaxloss.core.linear import (
-    distances_of_squares,
-    inverse_norms_of_scaled,
-    negative_squared_distances,
-    tangential,
-)
 from jaxloss.core.products import Low, rounded, row_products, times, times_in_parts, wide_product
 from jaxloss.pairs.rows import DISTANCES, How, Rows, Similarity
 from jaxloss.pairs.statistics import (
@@ -53,6 +48,8 @@ State: TypeAlias = tuple[Parts, ...]
 """Of each statistic the parts of anchors or of references, in arrays `[blocks, size]`."""
 
 
+Shared: TypeAlias = tuple[Params, Float[Array, " d"] | None, Float[Array, "a b"] | None]
+"""What all tiles read beside the rows: parameters, the center, and similarities at hand."""
 Place: TypeAlias = Literal["diagonal", "lower", "rectangle"]
 """Where a tile is: on or below the diagonal of the anchors among themselves, or elsewhere."""
 
@@ -89,6 +86,9 @@ class Found(NamedTuple):
 class Tile(NamedTuple):
     """The pairs of a block of anchors and a block of references."""
 
+    how: How
+    params: Params
+    """What the values of the pairs depend on."""
     anchors: Float[Array, "a d"]
     references: Float[Array, "b d"]
     norms: tuple[Float[Array, " a"], Float[Array, " b"]] | None
@@ -122,7 +122,7 @@ def loaded(how: How, center: Float[Array, " d"] | None, rows: Rows, low: Low) ->
         return Loaded(rows, None)
     features, norms = _load(how, center, rows), None
     if how.similarity == "cosine":
-        norms = inverse_norms_of_scaled(features)
+        norms = linear.inverse_norms_of_scaled(features)
     elif how.similarity in DISTANCES:
         norms = jnp.sum(features**2, axis=-1)
     if how.is_low:
@@ -137,14 +137,9 @@ def loaded_rows(how: How, inputs: Inputs) -> tuple[Loaded, Loaded | None]:
     return own, references and loaded(how, center, references, how.low[1])
 
 
-def tile_of(
-    how: How,
-    center: Float[Array, " d"] | None,
-    anchors: Loaded,
-    references: Loaded,
-    similarities: Float[Array, "a b"] | None = None,
-) -> Tile:
+def tile_of(how: How, shared: Shared, anchors: Loaded, references: Loaded) -> Tile:
     """Returns the tile of a block of each. Similarities at hand are used."""
+    params, center, similarities = shared
     (a, norms_a), (b, norms_b) = anchors, references
     used = a.valid[:, None] & b.valid[None, :] & (a.positions[:, None] != b.positions[None, :])
     own, other, guide = a.features, b.features, None
@@ -159,7 +154,9 @@ def tile_of(
         guide = _similarities(how.guide_similarity, guides[0], guides[1], squares)
     overlaps = _overlaps(a.labels, b.labels, similarities.dtype)
     positions, numbers = (a.positions, b.positions), (a.numbers, b.numbers)
-    return Tile(own, other, norms, similarities, guide, used, overlaps, positions, numbers)
+    return Tile(
+        how, params, own, other, norms, similarities, guide, used, overlaps, positions, numbers
+    )
 
 
 def _load(how: How, center: Float[Array, " d"] | None, rows: Rows) -> Float[Array, " *k a d"]:
@@ -181,9 +178,9 @@ def _similarities(
         return products
     if similarity == "cosine":
         return products * norms[0][:, None] * norms[1][None, :]
-    similarities = negative_squared_distances(products, *norms)
+    similarities = linear.negative_squared_distances(products, *norms)
     if similarity == "negative_distance":
-        similarities = -distances_of_squares(-similarities, norms[0][:, None])
+        similarities = -linear.distances_of_squares(-similarities, norms[0][:, None])
     # XLA for CPUs would compute them again for each statistic.
     return lax.optimization_barrier(similarities) if on_cpu() else similarities
 
@@ -218,17 +215,15 @@ def nothing(how: How, statistics: tuple[Statistic, ...], rows: Rows) -> State:
     return tuple(Parts(part, part) for part in empty)
 
 
-def reduced(
-    how: How, statistics: tuple[Statistic, ...], params: Params, tile: Tile, axis: int
-) -> State:
+def reduced(statistics: tuple[Statistic, ...], tile: Tile, axis: int) -> State:
     """Reduces a tile along an axis: 1 for the statistics of the anchors, 0 for the references'."""
 
     def parts(statistic: Statistic) -> Parts:
         reduction = reduction_of(statistic)
-        used = _used(how, statistic, params, tile, axis)
-        value = _value(how, statistic, tile, axis, used)
-        values = value(tile.similarities, params, tile.numbers)
-        if how.ignores_equal:
+        used = _used(statistic, tile, axis)
+        value = _value(statistic, tile, axis, used)
+        values = value(tile.similarities, tile.params, tile.numbers)
+        if tile.how.ignores_equal:
             (negative,) = reduction.reduce(values, (used,), axis, tile.positions[axis])
             return Parts(reduction.empty(jnp.zeros_like(negative.peak)), negative)
         masks = used & tile.positives, used & ~tile.positives
@@ -259,16 +254,16 @@ def by_class(how: How, statistics: tuple[Statistic, ...], state: State) -> tuple
 # What users write, of the pairs of a tile ----
 
 
-def _pair(how: How, tile: Tile, axis: int, similarities: Array, numbers: tuple[Any, Any]) -> Pair:
+def _pair(tile: Tile, axis: int, similarities: Array, numbers: tuple[Any, Any]) -> Pair:
     """Returns the pairs of a tile for statistics along an axis."""
     rows, columns = (
         jax.tree.map(partial(jnp.expand_dims, axis=1 - k), of) for k, of in enumerate(numbers)
     )
     # Below the diagonal of the anchors among themselves, the columns are anchors, too.
-    is_turned = axis == 0 and not how.both_ways
+    is_turned = axis == 0 and not tile.how.both_ways
     anchor, reference = (columns, rows) if is_turned else (rows, columns)
     known = {
-        "same": None if how.ignores_equal else tile.overlaps,
+        "same": None if tile.how.ignores_equal else tile.overlaps,
         "anchor": anchor,
         "reference": reference,
         "of_row": columns if axis == 0 else rows,
@@ -277,27 +272,25 @@ def _pair(how: How, tile: Tile, axis: int, similarities: Array, numbers: tuple[A
     return Pair(similarities, known)
 
 
-def _used(
-    how: How, statistic: Statistic, params: Params, tile: Tile, axis: int
-) -> Bool[Array, "a b"]:
+def _used(statistic: Statistic, tile: Tile, axis: int) -> Bool[Array, "a b"]:
     """Returns the pairs of a tile that count in a statistic."""
-    used = tile.used & ~tile.positives if how.ignores_equal else tile.used
+    used = tile.used & ~tile.positives if tile.how.ignores_equal else tile.used
     if statistic.mask is None:
         return used
-    pair = _pair(how, tile, axis, tile.similarities, tile.numbers)
-    found = _of_each_pair(statistic.mask(pair, params), pair)
+    pair = _pair(tile, axis, tile.similarities, tile.numbers)
+    found = _of_each_pair(statistic.mask(pair, tile.params), pair)
     if found.dtype != jnp.bool_:
         raise TypeError(f"`mask` of a statistic must return bool, got {found.dtype}")
     return used & found
 
 
 def _value(
-    how: How, statistic: Statistic, tile: Tile, axis: int, used: Bool[Array, "a b"]
+    statistic: Statistic, tile: Tile, axis: int, used: Bool[Array, "a b"]
 ) -> Callable[..., Float[Array, "a b"]]:
     """Returns the values of a statistic as a function of similarities, parameters and numbers."""
 
     def value(similarities: Array, params: Params, numbers: tuple[Any, Any]) -> Array:
-        pair = _pair(how, tile, axis, similarities, numbers)
+        pair = _pair(tile, axis, similarities, numbers)
         if not statistic.is_smooth:
             pair = _of_pairs_that_count(pair, used)
         return _of_each_pair(statistic.value(pair, params), pair).astype(similarities.dtype)
@@ -409,11 +402,7 @@ def factors_of(
 
 
 def pulled_back(
-    how: How,
-    statistics: tuple[Statistic, ...],
-    params: Params,
-    tile: Tile,
-    factors: list[tuple[int, tuple[Parts, ...]]],
+    statistics: tuple[Statistic, ...], tile: Tile, factors: list[tuple[int, tuple[Parts, ...]]]
 ) -> tuple[Float[Array, "a b"], Params, tuple[Any, Any]]:
     """Returns the gradients of what is multiplied, of the parameters, and of the numbers.
 
@@ -421,66 +410,54 @@ def pulled_back(
       factors: Those of the rows of a side, after the axis along which their statistics are.
     """
     total, floats = jnp.zeros_like(tile.similarities), _floats_of(tile.numbers)
-    d_others = jax.tree.map(jnp.zeros_like, (params, floats))
+    d_others = jax.tree.map(jnp.zeros_like, (tile.params, floats))
     for k, statistic in enumerate(statistics):
         # Values and masks without numbers are the same for both rows of a pair, and towers always
         # have the query as the anchor: the shares of both sides are then pulled back at once.
         groups = [[side] for side in factors] if statistic.by_row else [factors]
         for group in groups:
             axis = group[0][0]
-            used = _used(how, statistic, params, tile, axis)
+            used = _used(statistic, tile, axis)
             of_one = [(along, of[k]) for along, of in group]
-            run = partial(_through_values, how, statistic, params, tile, floats, used, of_one)
+            run = partial(_through_values, statistic, tile, floats, used, of_one)
             if statistic.is_smooth:
                 found = run()
             else:  # Without a pair that counts, 0 may be a pole, also of a second derivative.
-                zeros = jax.tree.map(jnp.zeros_like, (tile.similarities, params, floats))
+                zeros = jax.tree.map(jnp.zeros_like, (tile.similarities, tile.params, floats))
                 found = lax.cond(jnp.any(used), run, lambda zeros=zeros: zeros)
             d_values, *others = found
             total = total + d_values
             d_others = jax.tree.map(jnp.add, d_others, tuple(others))
-    if how.similarity == "cosine":  # By the products.
+    if tile.how.similarity == "cosine":  # By the products.
         total = total * tile.norms[0][:, None] * tile.norms[1][None, :]  # pyright: ignore
-    elif how.similarity == "negative_distance":  # By the squares.
+    elif tile.how.similarity == "negative_distance":  # By the squares.
         zero = tile.similarities == 0
         total = jnp.where(zero, 0, total / jnp.where(zero, 1, -2 * tile.similarities))
     # The sums are those of what is multiplied: a large mean of the rows then cancels.
-    return rounded(total, how.low[0] or how.low[1]), *d_others
+    return rounded(total, tile.how.low[0] or tile.how.low[1]), *d_others
 
 
 def _through_values(
-    how: How,
-    statistic: Statistic,
-    params: Params,
-    tile: Tile,
-    floats: tuple[Any, Any],
-    used: Bool[Array, "a b"],
-    factors: list[tuple[int, Parts]],
+    statistic: Statistic, tile: Tile, floats: Any, used: Array, factors: list[tuple[int, Parts]]
 ) -> tuple[Float[Array, "a b"], Params, tuple[Any, Any]]:
     """Returns the gradients through the values of one statistic, of sides that have the same."""
-    value = _value(how, statistic, tile, factors[0][0], used)
+    value = _value(statistic, tile, factors[0][0], used)
     values, back = jax.vjp(
         lambda s, p, floats: value(s, p, _with_integers(floats, tile.numbers)),
-        *(tile.similarities, params, floats),
+        *(tile.similarities, tile.params, floats),
     )
-    shares = [_shares(how, statistic, tile, used, values, of, axis) for axis, of in factors]
+    shares = [_shares(statistic, tile, used, values, of, axis) for axis, of in factors]
     return back(sum(shares[1:], shares[0]))
 
 
 def _shares(
-    how: How,
-    statistic: Statistic,
-    tile: Tile,
-    used: Bool[Array, "a b"],
-    values: Array,
-    factors: Parts,
-    axis: int,
+    statistic: Statistic, tile: Tile, used: Array, values: Array, factors: Parts, axis: int
 ) -> Float[Array, "a b"]:
     """Returns the cotangents of the values of a tile, of which some are used."""
 
     def of_kind(positive: Array, negative: Array) -> Array:
         expand = partial(jnp.expand_dims, axis=axis)
-        if how.ignores_equal:
+        if tile.how.ignores_equal:
             return expand(negative)
         return jnp.where(tile.positives, expand(positive), expand(negative))
 
@@ -526,7 +503,7 @@ def feature_gradient(
     if gradient.sums is not None:
         d_features = 2 * (d_features - gradient.sums[..., None] * x)
     elif side.norms is not None:
-        d_features = tangential(d_features, x, side.norms[..., None])
+        d_features = linear.tangential(d_features, x, side.norms[..., None])
     d_features = d_features.astype(rows.features.dtype)
     return Rows(d_features, None, None, None, gradient.numbers)  # pyright: ignore
 
@@ -539,22 +516,17 @@ def no_gradients(how: How, inputs: Inputs) -> Found:
 
 
 def gradients_of_tile(
-    how: How,
-    statistics: tuple[Statistic, ...],
-    params: Params,
-    tile: Tile,
-    factors: tuple[Any, Any],
-    place: Place,
+    statistics: tuple[Statistic, ...], tile: Tile, factors: tuple[Any, Any], place: Place
 ) -> Found:
     """Returns the gradients through the similarities of a tile, from the factors of its sides."""
     of_sides = [(axis, of) for axis, of in zip((1, 0), factors, strict=True) if of is not None]
-    d_tile, d_params, d_numbers = pulled_back(how, statistics, params, tile, of_sides)
+    d_tile, d_params, d_numbers = pulled_back(statistics, tile, of_sides)
     if place == "diagonal":  # Each pair was seen from both sides.
         both = add(*d_numbers)
         d_params, both = jax.tree.map(lambda gradient: gradient / 2, (d_params, both))
-        return Found(times_rows(how, d_tile, tile.references, 1, both), d_params, None)
-    of_anchors = times_rows(how, d_tile, tile.references, 1, d_numbers[0])
-    return Found(of_anchors, d_params, times_rows(how, d_tile, tile.anchors, 0, d_numbers[1]))
+        return Found(times_rows(tile.how, d_tile, tile.references, 1, both), d_params, None)
+    of_anchors = times_rows(tile.how, d_tile, tile.references, 1, d_numbers[0])
+    return Found(of_anchors, d_params, times_rows(tile.how, d_tile, tile.anchors, 0, d_numbers[1]))
 
 
 def gradients(

@@ -8,32 +8,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
-from jaxloss.core import checks
-from jaxloss.core.batch import (
-    AxisName,
-    Reduction,
-    axis_size,
-    comparable,
-    first_position,
-    gather,
-    own_positions,
-    zero_invalid,
-)
-from jaxloss.core.linear import (
-    distances_of_squares,
-    inverse_norms_of_scaled,
-    wide_dtype,
-    widen,
-)
+from jaxloss.core import batch, checks, linear
+from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.products import low_dtypes
-from jaxloss.pairs.comparison import (
-    check_options,
-    checked_numbers,
-    checked_statistics,
-    loaded_for_products,
-    reduced_losses,
-    with_guides,
-)
+from jaxloss.pairs import comparison
 from jaxloss.pairs.rows import How, Rows, Similarity
 from jaxloss.pairs.statistics import Params, Statistic
 from jaxloss.pairs.visits import statistics_of
@@ -78,7 +56,7 @@ class Towers(NamedTuple):
         Returns:
           For each statistic an array `[n]`; with `of_keys`, these and as many arrays `[m]`.
         """
-        params, statistics = checked_statistics(params, statistics, self.dtype)
+        params, statistics = comparison.checked_statistics(params, statistics, self.dtype)
         how = self.how._replace(both_ways=of_keys)
         both = statistics_of(self.anchors, self.references, how, params, statistics)
         sides = [tuple(found.negative for found in side) for side in both if side is not None]
@@ -92,7 +70,7 @@ class Towers(NamedTuple):
         reduction: Reduction = "mean",
     ) -> Float[Array, ""] | Float[Array, " n"]:
         """Reduces the losses of the queries that are valid and count, as `Comparison.reduce`."""
-        return reduced_losses("queries", self, values, counts, sample_weights, reduction)
+        return comparison.reduced_losses("queries", self, values, counts, sample_weights, reduction)
 
 
 def compare_towers(
@@ -150,7 +128,7 @@ def compare_towers(
       >>> print(f"{towers.reduce(values):.4f}")
       0.2132
     """
-    check_options(similarity, block_size)
+    comparison.check_options(similarity, block_size)
     queries = checks.floating("queries", queries, "n d")
     keys = checks.floating("keys", keys, "m d")
     (number, dim), num_keys = queries.shape, keys.shape[0]
@@ -161,17 +139,17 @@ def compare_towers(
         )
     valid = _mask(checks.row_mask(where, "queries", queries), queries)
     key_valid = _mask(checks.row_mask(key_where, "keys", keys, name="key_where", shape="m"), keys)
-    numbers = checked_numbers("numbers", numbers, valid)
-    key_numbers = checked_numbers("key_numbers", key_numbers, key_valid)
-    positions = own_positions(number, axis_name)
+    numbers = comparison.checked_numbers("numbers", numbers, valid)
+    key_numbers = comparison.checked_numbers("key_numbers", key_numbers, key_valid)
+    positions = batch.own_positions(number, axis_name)
     labels = positions
     if ids is not None:
         labels = checks.integers("ids", ids, "n")
         checks.same_rows("ids", labels, "queries", queries)
     labels, key_labels = _labels(labels, key_ids, keys, ids is not None, axis_name)
     # Keys are numbered as queries are, and the further ones after those of all devices.
-    devices = 1 if axis_name is None else axis_size(axis_name)
-    further = own_positions(num_keys - number, axis_name) + number * devices
+    devices = 1 if axis_name is None else batch.axis_size(axis_name)
+    further = batch.own_positions(num_keys - number, axis_name) + number * devices
     # The own key of a query is left out, and no other row of one tower is a row of the other.
     key_positions = ~jnp.concatenate([positions, further])
     if key_ids is not None:
@@ -181,7 +159,7 @@ def compare_towers(
 
     how = How(
         similarity,
-        wide_dtype(queries, keys),
+        linear.wide_dtype(queries, keys),
         low_dtypes(queries, keys),
         ignores_equal=True,
         block_sizes=(block_size, block_size),
@@ -189,19 +167,20 @@ def compare_towers(
     )
     rows = Rows(queries, labels, valid, positions).with_numbers(numbers, how.dtype)
     of_keys = Rows(keys, key_labels, key_valid, key_positions).with_numbers(key_numbers, how.dtype)
-    rows, of_keys, how = loaded_for_products(rows, of_keys, how)
+    rows, of_keys, how = comparison.loaded_for_products(rows, of_keys, how)
     assert of_keys is not None
     # The gradients of a row, by its own key and by the others, are added before they are rounded.
-    queries, keys = widen(rows.features, of_keys.features)
+    queries, keys = linear.widen(rows.features, of_keys.features)
     rows, of_keys = rows._replace(features=queries), of_keys._replace(features=keys)
     own, other = queries, keys[:number]
     if how.similarity != "inner" or how.is_low:
-        own, other = zero_invalid(own, valid), zero_invalid(other, valid)
+        own, other = batch.zero_invalid(own, valid), batch.zero_invalid(other, valid)
     similarities = similarities_of_rows(similarity, own, other)
     if how.similarity == "cosine":
-        similarities *= inverse_norms_of_scaled(own) * inverse_norms_of_scaled(other)
+        similarities *= linear.inverse_norms_of_scaled(own) * linear.inverse_norms_of_scaled(other)
     by: Similarity = guide_similarity or similarity
-    rows, of_keys, how = with_guides(rows, of_keys, how, guide, key_guide, by, "key_guide")
+    compared, guides = (rows, of_keys, how), (guide, key_guide)
+    rows, of_keys, how = comparison.with_guides(compared, guides, by, "key_guide")
     own_guide = None
     if guide is not None:
         own_guide = similarities_of_rows(by, rows.guide, of_keys.guide[:number])  # pyright: ignore
@@ -217,7 +196,7 @@ def similarities_of_rows(
     squares = jnp.sum((a - b) ** 2, axis=-1)
     if similarity == "negative_squared_distance":
         return -squares
-    return -distances_of_squares(squares, jnp.zeros_like(squares))
+    return -linear.distances_of_squares(squares, jnp.zeros_like(squares))
 
 
 def _labels(
@@ -236,7 +215,7 @@ def _labels(
         key_ids = checks.integers("key_ids", key_ids, "m")
         checks.same_rows("key_ids", key_ids, "keys", keys)
         key_is_alone = key_ids < 0  # A wider dtype may be unsigned.
-        ids, key_ids = comparable(ids, key_ids)
+        ids, key_ids = batch.comparable(ids, key_ids)
     if (further or key_ids is not None) and jnp.issubdtype(ids.dtype, jnp.unsignedinteger):
         # All their values may be ids, so none is free.
         both = ids if key_ids is None else jnp.concatenate([ids, key_ids])
@@ -244,7 +223,7 @@ def _labels(
         ids, key_ids = both[: ids.shape[0]], None if key_ids is None else both[ids.shape[0] :]
     alone = ids
     if have_ids:
-        positions = own_positions(ids.shape[0], axis_name).astype(ids.dtype)
+        positions = batch.own_positions(ids.shape[0], axis_name).astype(ids.dtype)
         alone = jnp.where(is_alone, -2 - positions, ids)
     if key_ids is not None:
         return alone, jnp.where(key_is_alone, -1, key_ids)
@@ -253,9 +232,9 @@ def _labels(
 
 def _numbered(ids: Integer[Array, " n"], axis_name: AxisName | None) -> Int32[Array, " n"]:
     """Returns numbers from 0 on that are equal where the ids of all devices are."""
-    everyone = gather(ids, axis_name)
+    everyone = batch.gather(ids, axis_name)
     _, numbers = jnp.unique(everyone, size=max(len(everyone), 1), return_inverse=True)
-    first = first_position(ids.shape[0], axis_name)
+    first = batch.first_position(ids.shape[0], axis_name)
     return lax.dynamic_slice_in_dim(numbers.astype(jnp.int32), first, ids.shape[0])
 
 

@@ -8,7 +8,7 @@ A pairwise loss is a short formula on these numbers. With `v = s / T`, for examp
 `softplus(negative − positive)`.
 
 **Forward.** The rows are cut into blocks (`_cut`). Each tile of similarities of blocks I and J
-is computed, reduced along its rows, merged into what is known of block I (`each_tile`), and
+is computed, reduced along its rows, merged into what is known of block I (`Visits`), and
 forgotten. Nothing is kept but the parts, unless all pairs fit into one tile.
 
 **Symmetry.** If the anchors are their own references, tile (J, I) is the transpose of tile (I, J).
@@ -49,27 +49,9 @@ from jaxloss.core.backend import on_cpu
 from jaxloss.core.batch import AxisName, axis_size, gather, own_positions, pass_on, vary_alike
 from jaxloss.core.linear import sizes_are_known
 from jaxloss.core.programs import compiled_once
+from jaxloss.pairs import tiles
 from jaxloss.pairs.rows import How, Rows, center_for, in_blocks, joined
 from jaxloss.pairs.statistics import ByClass, Params, Statistic
-from jaxloss.pairs.tiles import (
-    Found,
-    Inputs,
-    Loaded,
-    Place,
-    State,
-    add,
-    by_class,
-    factors_of,
-    gradients,
-    gradients_of_tile,
-    loaded_rows,
-    merged,
-    no_gradients,
-    nothing,
-    reduced,
-    tile_of,
-    with_gradient,
-)
 
 GATHERED_BYTES = 2**24
 """References of all devices are gathered up to this size; larger ones are passed around a ring."""
@@ -100,13 +82,13 @@ def statistics_of(
 
 def prepared(
     anchors: Rows, references: Rows | None, how: How, params: Params
-) -> tuple[How, Inputs]:
+) -> tuple[How, tiles.Inputs]:
     """Returns how rows are compared on this device, and what."""
     center = center_for(anchors, references, how)
     how, references = _placed(anchors, references, how)
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, how.dtype), params)
     params, anchors, references = vary_alike((params, anchors, references))
-    return how, Inputs(params, center, *_cut(anchors, references, how))
+    return how, tiles.Inputs(params, center, *_cut(anchors, references, how))
 
 
 def _placed(anchors: Rows, references: Rows | None, how: How) -> tuple[How, Rows | None]:
@@ -134,9 +116,7 @@ def fits(size: int, dtype: jnp.dtype) -> bool:
 
 def _cut(anchors: Rows, references: Rows | None, how: How) -> tuple[Rows, Rows | None]:
     """Returns the rows in blocks."""
-    others = anchors if references is None else references
-    shapes = anchors.labels.shape[0], others.labels.shape[0]
-    sizes = _tile_sizes(*shapes, how.block_sizes, symmetric=references is None)
+    sizes = _tile_sizes(anchors, references, how.block_sizes)
     return _in_blocks(anchors, sizes[0]), references and _in_blocks(references, sizes[1])
 
 
@@ -153,23 +133,21 @@ def _in_blocks(rows: Rows, size: int) -> Rows:
 
 
 def _tile_sizes(
-    num_anchors: int,
-    num_references: int,
-    block_sizes: tuple[int | None, int | None],
-    *,
-    symmetric: bool,
+    anchors: Rows, references: Rows | None, block_sizes: tuple[int | None, int | None]
 ) -> tuple[int, int]:
     """Returns the numbers of anchors and of references in a tile.
 
     A tile fits into the caches of a CPU. Accelerators need large ones to be busy. Where a size is a
     symbol of `jax.export`, there is one tile, because the number of blocks must be known.
     """
-    everything = max(num_anchors, 1), max(num_references, 1)
-    if not sizes_are_known(num_anchors, num_references):
+    numbers = anchors.labels.shape[0], (references or anchors).labels.shape[0]
+    everything = max(numbers[0], 1), max(numbers[1], 1)
+    if not sizes_are_known(*numbers):
         return everything
     # The more anchors a tile has, the less often their gradients are read and written.
-    largest = (2**10, 2**10) if on_cpu() else (2**12, 2**12) if symmetric else (2**13, 2**11)
-    if block_sizes == (None, None) and num_anchors * num_references <= math.prod(largest):
+    largest = (2**13, 2**11) if references else (2**12, 2**12)
+    largest = (2**10, 2**10) if on_cpu() else largest
+    if block_sizes == (None, None) and math.prod(numbers) <= math.prod(largest):
         return everything
     of_anchors, of_references = (
         _even_size(number, most) if size is None else min(size, number)
@@ -217,19 +195,22 @@ def rows_at(
 # All tiles ----
 
 Index: TypeAlias = int | Int32[Array, ""]
-Side: TypeAlias = tuple[Loaded, Any]
+Side: TypeAlias = tuple[tiles.Loaded, Any]
 """Rows, and the factors of their statistics if there are any: in blocks, or one block."""
 
 
 class Visits(NamedTuple):
     """What happens in a tile. The functions read no arrays but their arguments."""
 
-    of_tile: Callable[[Any, Side, Side, Place], Found]
+    how: How
+    of_tile: Callable[[Any, Side, Side, tiles.Place], tiles.Found]
     """`(shared, anchors, other, place)` to what is found in the tile of two blocks."""
     merge: Callable[[Any, Any], Any]
     """What is known of a block, and what a tile found for it, to what is known then."""
 
-    def visit(self, place: Place, found: Found, index: tuple[Index, Index], arrays: Any) -> Found:
+    def visit(
+        self, place: tiles.Place, found: tiles.Found, index: tuple[Index, Index], arrays: Any
+    ) -> tiles.Found:
         """Returns what is found after a visit of the tile of block i of the anchors and block j."""
         (i, j), (shared, anchors, references) = index, arrays
         others = anchors if references is None else references
@@ -241,69 +222,70 @@ class Visits(NamedTuple):
         elif new.of_references is not None:
             block = self.merge(at(of_references, j), new.of_references)
             of_references = _put(of_references, j, block)
-        return Found(of_anchors, add(found.of_params, new.of_params), of_references)
+        return tiles.Found(of_anchors, tiles.add(found.of_params, new.of_params), of_references)
 
+    def of_each_tile(
+        self, found: tiles.Found, shared: Any, anchors: Side, references: Side | None
+    ) -> tiles.Found:
+        """Returns what is found in all tiles, on all devices of a ring.
 
-def each_tile(
-    how: How, visits: Visits, found: Found, shared: Any, anchors: Side, references: Side | None
-) -> Found:
-    """Returns what is found in all tiles, on all devices of a ring.
+        Args:
+          found: What is known before.
+          shared: Arrays that all tiles read.
+          anchors, references: The anchors and the references, in blocks. None: the anchors.
+        """
+        axis = self.how.ring_axis
+        if axis is None or references is None:
+            return self._of_each_own_tile(found, shared, anchors, references)
 
-    Args:
-      found: What is known before.
-      shared: Arrays that all tiles read.
-      anchors, references: The anchors and the references, in blocks. None: the anchors.
-    """
-    if how.ring_axis is None or references is None:
-        return _each_own_tile(how, visits, found, shared, anchors, references)
+        def step(carry: tuple[tiles.Found, Side], _: None) -> tuple[tuple[tiles.Found, Side], None]:
+            found, block = carry
+            found = self._of_each_own_tile(found, shared, anchors, block)
+            # What is found of a block is home after the last step.
+            block, of_block = pass_on((block, found.of_references), axis)
+            return (found._replace(of_references=of_block), block), None
 
-    def step(carry: tuple[Found, Side], _: None) -> tuple[tuple[Found, Side], None]:
-        found, block = carry
-        found = _each_own_tile(how, visits, found, shared, anchors, block)
-        # What is found of a block is home after the last step.
-        block, of_block = pass_on((block, found.of_references), how.ring_axis)
-        return (found._replace(of_references=of_block), block), None
+        return lax.scan(step, (found, references), length=axis_size(axis))[0][0]
 
-    return lax.scan(step, (found, references), length=axis_size(how.ring_axis))[0][0]
+    def _of_each_own_tile(
+        self, found: tiles.Found, shared: Any, anchors: Side, references: Side | None
+    ) -> tiles.Found:
+        """Returns what is found in all tiles of the blocks on this device."""
 
+        def visit_all(
+            found: tiles.Found, anchors: Side, i: np.ndarray, j: np.ndarray, place: tiles.Place
+        ) -> tiles.Found:
+            visit, arrays = partial(self.visit, place), (shared, anchors, references)
+            if len(i) <= 1:
+                return visit(found, (int(i[0]), int(j[0])), arrays) if len(i) else found
+            # XLA for CPUs computes a tile number by number, if it knows it to be on the diagonal.
+            indices = (jnp.asarray(i, jnp.int32), jnp.asarray(j, jnp.int32))
+            if on_cpu():
+                indices = lax.optimization_barrier(indices)
+            if references is not None and self.how.ends_early:
+                filled = jnp.any(references[0].rows.valid, axis=1)
+                numbers = jnp.arange(1, len(filled) + 1, dtype=jnp.int32)
+                number = jnp.max(jnp.where(filled, numbers, 0))
+                return _scan_of_first(visit, number, found, indices, arrays)
+            return lax.scan(lambda found, at: (visit(found, at, arrays), None), found, indices)[0]
 
-def _each_own_tile(
-    how: How, visits: Visits, found: Found, shared: Any, anchors: Side, references: Side | None
-) -> Found:
-    """Returns what is found in all tiles of the blocks on this device."""
+        blocks = np.arange(num_blocks(anchors[0]))
+        if references is None:
+            found = visit_all(found, anchors, blocks, blocks, "diagonal")
+            return visit_all(found, anchors, *np.tril_indices(len(blocks), -1), "lower")
+        columns = np.arange(num_blocks(references[0]))
 
-    def visit_all(found: Found, anchors: Side, i: np.ndarray, j: np.ndarray, place: Place) -> Found:
-        visit, arrays = partial(visits.visit, place), (shared, anchors, references)
-        if len(i) <= 1:
-            return visit(found, (int(i[0]), int(j[0])), arrays) if len(i) else found
-        # Where XLA for CPUs knows that a tile is on the diagonal, it computes it number by number.
-        indices = (jnp.asarray(i, jnp.int32), jnp.asarray(j, jnp.int32))
-        if on_cpu():
-            indices = lax.optimization_barrier(indices)
-        if references is not None and how.ends_early:
-            filled = jnp.any(references[0].rows.valid, axis=1)
-            numbers = jnp.arange(1, len(filled) + 1, dtype=jnp.int32)
-            number = jnp.max(jnp.where(filled, numbers, 0))
-            return _scan_of_first(visit, number, found, indices, arrays)
-        return lax.scan(lambda found, at: (visit(found, at, arrays), None), found, indices)[0]
+        def visit_row(found: tiles.Found, i: Index) -> tuple[tiles.Found, None]:
+            # The block of the anchors is taken out and put back once.
+            block, of_block = jax.tree.map(lambda x: x[None], at((anchors, found.of_anchors), i))
+            inner = found._replace(of_anchors=of_block)
+            inner = visit_all(inner, block, 0 * columns, columns, "rectangle")
+            of_block = jax.tree.map(lambda x: x[0], inner.of_anchors)
+            return inner._replace(of_anchors=_put(found.of_anchors, i, of_block)), None
 
-    blocks = np.arange(num_blocks(anchors[0]))
-    if references is None:
-        found = visit_all(found, anchors, blocks, blocks, "diagonal")
-        return visit_all(found, anchors, *np.tril_indices(len(blocks), -1), "lower")
-    columns = np.arange(num_blocks(references[0]))
-
-    def visit_row(found: Found, i: Index) -> tuple[Found, None]:
-        # The block of the anchors is taken out and put back once.
-        block, of_block = jax.tree.map(lambda x: x[None], at((anchors, found.of_anchors), i))
-        inner = found._replace(of_anchors=of_block)
-        inner = visit_all(inner, block, 0 * columns, columns, "rectangle")
-        of_block = jax.tree.map(lambda x: x[0], inner.of_anchors)
-        return inner._replace(of_anchors=_put(found.of_anchors, i, of_block)), None
-
-    if len(blocks) == 1:
-        return visit_all(found, anchors, 0 * columns, columns, "rectangle")
-    return lax.scan(visit_row, found, jnp.asarray(blocks, jnp.int32))[0]
+        if len(blocks) == 1:
+            return visit_all(found, anchors, 0 * columns, columns, "rectangle")
+        return lax.scan(visit_row, found, jnp.asarray(blocks, jnp.int32))[0]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -336,7 +318,7 @@ def _scan_of_first_jvp(step: Callable[..., Any], primals: Any, tangents: Any) ->
     return jax.jvp(scan, primals, tangents)
 
 
-def num_blocks(side: Loaded) -> int:
+def num_blocks(side: tiles.Loaded) -> int:
     """Returns the number of blocks of rows."""
     return side.rows.valid.shape[0]
 
@@ -357,16 +339,16 @@ def _put(blocks: Any, i: Index, block: Any) -> Any:
 class Residuals(NamedTuple):
     """What the backward pass needs."""
 
-    inputs: Inputs
-    loaded: tuple[Loaded, Loaded | None]
-    states: tuple[State, State | None]
+    inputs: tiles.Inputs
+    loaded: tuple[tiles.Loaded, tiles.Loaded | None]
+    states: tuple[tiles.State, tiles.State | None]
     kept: Float[Array, "a b"] | None
     """The similarities of an only tile."""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _statistics(
-    how: How, statistics: tuple[Statistic, ...], inputs: Inputs
+    how: How, statistics: tuple[Statistic, ...], inputs: tiles.Inputs
 ) -> tuple[tuple[ByClass, ...], tuple[ByClass, ...] | None]:
     """Returns statistics `[blocks, size]` of anchors and of references."""
     return forward(how, statistics, inputs)[0]
@@ -375,7 +357,7 @@ def _statistics(
 def forward(
     how: How,
     statistics: tuple[Statistic, ...],
-    inputs: Inputs,
+    inputs: tiles.Inputs,
     kept: Float[Array, "a b"] | None = None,
 ) -> tuple[tuple[tuple[ByClass, ...], tuple[ByClass, ...] | None], Residuals]:
     """Returns the statistics, and what the backward pass needs.
@@ -383,52 +365,51 @@ def forward(
     The similarities of an only tile are used if they are known, and kept if not.
     """
     params, center, anchors, references = inputs
-    own, others = loaded_rows(how, inputs)
+    own, others = tiles.loaded_rows(how, inputs)
     is_alone = num_blocks(own) == 1 and (others is None or num_blocks(others) == 1)
     if is_alone and kept is None and how.ring_axis is None:
         other = own if others is None else others
-        kept = tile_of(how, center, at(own, 0), at(other, 0)).similarities
+        kept = tiles.tile_of(how, (params, center, None), at(own, 0), at(other, 0)).similarities
 
-    def of_tile(shared: Any, own: Side, other: Side, place: Place) -> Found:
-        params, center, kept = shared
-        tile = tile_of(how, center, own[0], other[0], kept)
-        of_anchors = reduced(how, statistics, params, tile, axis=1)
+    def of_tile(shared: Any, own: Side, other: Side, place: tiles.Place) -> tiles.Found:
+        tile = tiles.tile_of(how, shared, own[0], other[0])
+        of_anchors = tiles.reduced(statistics, tile, axis=1)
         of_references = None
         if place == "lower" or how.both_ways:
-            of_references = reduced(how, statistics, params, tile, axis=0)
-        return Found(of_anchors, (), of_references)
+            of_references = tiles.reduced(statistics, tile, axis=0)
+        return tiles.Found(of_anchors, (), of_references)
 
-    columns = nothing(how, statistics, references) if references and how.both_ways else None
-    found = Found(nothing(how, statistics, anchors), (), columns)
-    visits, shared = Visits(of_tile, partial(merged, statistics)), (params, center, kept)
-    found = each_tile(how, visits, found, shared, (own, None), others and (others, None))
+    columns = tiles.nothing(how, statistics, references) if references and how.both_ways else None
+    found = tiles.Found(tiles.nothing(how, statistics, anchors), (), columns)
+    visits, shared = Visits(how, of_tile, partial(tiles.merged, statistics)), (params, center, kept)
+    found = visits.of_each_tile(found, shared, (own, None), others and (others, None))
     states = found.of_anchors, found.of_references
-    results: Any = tuple(state and by_class(how, statistics, state) for state in states)
+    results: Any = tuple(state and tiles.by_class(how, statistics, state) for state in states)
     return results, Residuals(inputs, (own, others), states, kept)
 
 
 def backward(
     how: How, statistics: tuple[Statistic, ...], residuals: Residuals, cotangents: Any
-) -> tuple[Inputs]:
+) -> tuple[tiles.Inputs]:
     """Returns the gradient of the inputs."""
     inputs, (own, others), states, kept = residuals
 
     def factors(state: Any, cotangents: Any) -> Any:
-        graded = (with_gradient(statistics, it) for it in (statistics, state, cotangents))
-        return None if state is None else factors_of(*graded)
+        graded = (tiles.with_gradient(statistics, it) for it in (statistics, state, cotangents))
+        return None if state is None else tiles.factors_of(*graded)
 
     of_anchors, of_references = map(factors, states, cotangents)
-    graded = with_gradient(statistics, statistics)
+    graded = tiles.with_gradient(statistics, statistics)
 
-    def of_tile(shared: Any, own: Side, other: Side, place: Place) -> Found:
-        params, center, kept = shared
-        tile = tile_of(how, center, own[0], other[0], kept)
-        return gradients_of_tile(how, graded, params, tile, (own[1], other[1]), place)
+    def of_tile(shared: Any, own: Side, other: Side, place: tiles.Place) -> tiles.Found:
+        tile = tiles.tile_of(how, shared, own[0], other[0])
+        return tiles.gradients_of_tile(graded, tile, (own[1], other[1]), place)
 
     shared = inputs.params, inputs.center, kept
     sides = (own, of_anchors), others and (others, of_references)
-    found = each_tile(how, Visits(of_tile, add), no_gradients(how, inputs), shared, *sides)
-    return (gradients(how, inputs, found, (own, others)),)
+    visits = Visits(how, of_tile, tiles.add)
+    found = visits.of_each_tile(tiles.no_gradients(how, inputs), shared, *sides)
+    return (tiles.gradients(how, inputs, found, (own, others)),)
 
 
 _statistics.defvjp(forward, backward)

@@ -166,12 +166,17 @@ def float64(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> Non
 
 @_rule(finite=True)
 def finite(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> _Named:
-    """Value and gradient must be finite for random rows.
+    """Value and gradient must be finite for random rows of any length.
 
     What to do: find the operation with `jax.config.update('jax_debug_nans', True)`; a root is not
     differentiable at 0, as in the distance of a row from itself.
     """
-    yield "for random rows", _with_positives(checked, batch)
+    batch = _with_positives(checked, batch)
+    rows, shape = batch.args[0], (batch.size, *[1] * (batch.args[0].ndim - 1))
+    yield "for random rows", batch
+    lengths = 10.0 ** rng.uniform(-3, 3, shape)
+    for what, changed in (("tiny rows", 1e-20 * rows), ("rows of many lengths", lengths * rows)):
+        yield f"for {what}", batch.with_args(checked.row_positions, slice(None), changed)
 
 
 @_rule(finite=True)
@@ -489,13 +494,14 @@ def weights(checked: CheckedLoss, batch: Batch, rng: np.random.Generator) -> Non
     if counts.any():
         expected = np.sum(weights * losses) / np.sum(weights[counts])
         close("the mean", result.values["mean"], expected, weighted)
-    light = weighted._replace(sample_weights=1e-3 * weights)
-    got = checked.evaluate(light)
-    close("the mean of small weights", got.values["mean"], result.values["mean"], light)
-    for name, gradient in got.gradients["mean"].items():
-        if name != "sample_weights":
-            expected = result.gradients["mean"][name]
-            close(f"the gradient of `{name}` for small weights", gradient, expected, light)
+    for size, factor in (("small", 2.0**-30), ("large", 2.0**20)):
+        scaled = weighted._replace(sample_weights=factor * weights)
+        got = checked.evaluate(scaled)
+        close(f"the mean of {size} weights", got.values["mean"], result.values["mean"], scaled)
+        for name, gradient in got.gradients["mean"].items():
+            if name != "sample_weights":
+                what = f"the gradient of `{name}` for {size} weights"
+                close(what, gradient, result.gradients["mean"][name], scaled)
 
 
 @_rule()

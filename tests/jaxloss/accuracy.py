@@ -33,7 +33,7 @@ class Difference(NamedTuple):
     theirs: str
     """Empty for our own formula in PyTorch, `torch_references`."""
     source: str
-    """The distribution and its version, or "pseudocode"."""
+    """The distribution and its version."""
     value: float
     gradient: float
 
@@ -115,7 +115,7 @@ def to_peer(peer: Any) -> Difference:
         peer.loss,
         peer.options,
         peer.theirs,
-        peer.source if peer.source == "pseudocode" else release(peer.source),
+        release("pytorch-metric-learning"),
         difference(value, their_value),
         largest(gradients, their_gradients),
     )
@@ -133,7 +133,7 @@ def read() -> list[Difference]:
 
 def main() -> None:
     """Measures all differences to PyTorch."""
-    from tests.jaxloss.peers import PEERS
+    from tests.jaxloss.test_peers import PEERS
 
     differences = [*map(to_own_formula, ROWS), *map(to_peer, PEERS)]
     with FILE.open("w", encoding="utf-8", newline="") as file:

@@ -89,9 +89,6 @@ class LossRow(FunctionRow):
     """Whether its mean is not that of the terms of `reduction="none"`, weighted by the samples."""
     weighs_inside: bool = False
     """Whether the weights are inside of the logarithms of its terms."""
-    degree: int = 0
-    """The power of the length of features with which similarities grow: 0 for cosines, 1 for
-    distances, 2 for squared distances and inner products."""
     constant: tuple[int | str, ...] = ()
     """The positions and names of arguments that the loss also depends on through a stop-gradient.
     Finite differences along them differ from the gradient."""
@@ -99,13 +96,6 @@ class LossRow(FunctionRow):
     """Whether it is an example for what the rooms below the formulas do alike for all losses."""
     rare: bool = False
     """Whether it differs from another variant in one option: `make long` tests it."""
-    magnitude: Callable[..., Any] | None = None
-    """The size of its terms in random trials, by the length of features and the hyperparameters.
-    By default, it follows from `degree`."""
-    enlarges: Callable[..., Any] = lambda numbers, args: 4.0
-    """How much the formula enlarges the roundings of its inputs."""
-    largest_scale: float = 1e9
-    """The largest scale of features in random trials."""
 
     @property
     def bounds_labels(self) -> bool:
@@ -407,11 +397,10 @@ LOSSES = (
     loss_row(
         "margin_softmax", "logits", kwargs={"margin": -0.3, "scale": 1.7}, invalid=SCALE | ANGLE
     ),
-    loss_row("nca", "features", degree=2, one_of_a_kind=True, invalid=TEMPERATURE | BLOCKS),
+    loss_row("nca", "features", one_of_a_kind=True, invalid=TEMPERATURE | BLOCKS),
     loss_row(
         "prototypical",
         "features",
-        degree=2,
         one_of_a_kind=True,
         invalid=TEMPERATURE | BLOCKS | {"num_classes": (0,)},
     ),
@@ -426,29 +415,15 @@ LOSSES = (
         "features",
         kwargs={"margin": 0.3, "scale": 6.0},
         constant=(0, "margin"),
-        magnitude=lambda length, numbers: (4 + numbers["margin"]) ** 2,
         invalid=SCALE | BLOCKS,
     ),
     loss_row("triplet", "features", weighs_terms=True, invalid=MINING | BLOCKS),
     loss_row("sum", "classifier"),
-    loss_row(
-        "direct_sum",
-        "classifier",
-        one_of_a_kind=True,
-        enlarges=lambda numbers, args: (
-            4 * (1 + np.linalg.norm(args[2], 2) ** 2 / numbers["epsilon"])
-        ),
-        invalid={"epsilon": (-1e-3,)},
-    ),
-    loss_row(
-        "spectral_sum",
-        "classifier",
-        enlarges=lambda numbers, args: 16.0,
-        invalid={"power": (-0.1,)},
-    ),
+    loss_row("direct_sum", "classifier", one_of_a_kind=True, invalid={"epsilon": (-1e-3,)}),
+    loss_row("spectral_sum", "classifier", invalid={"power": (-0.1,)}),
     loss_row("group_softmax", "classifier", kwargs={"num_groups": 3}, invalid=GROUPS),
     loss_row("prototype", "prototypes", one_of_a_kind=True),
-    loss_row("dot_regression", "prototypes", degree=1, constant=(0,)),
+    loss_row("dot_regression", "prototypes", constant=(0,)),
     loss_row("sample_wise", "targets", invalid=TEMPERATURES),
     loss_row(
         "class_wise",
@@ -473,16 +448,7 @@ WITHOUT_LABELS = (
     loss_row("info_nce", "features", adapt=paired, kwargs={"temperature": 0.3}),
     loss_row("sigmoid_contrastive", "features", adapt=paired, kwargs={"further": True}),
     loss_row("koleo", "features", adapt=alone),
-    loss_row(
-        "vicreg",
-        "features",
-        adapt=views,
-        terms=None,
-        magnitude=lambda length, numbers: (
-            (1 + length) ** 2 * (numbers["invariance"] + numbers["variance"]) + length**4
-        ),
-        largest_scale=1e4,  # Squared covariances are numbers of float32.
-    ),
+    loss_row("vicreg", "features", adapt=views, terms=None),
     loss_row("barlow_twins", "features", adapt=views, terms=None),
 )
 EVERY_LOSS = LOSSES + WITHOUT_LABELS
@@ -525,7 +491,6 @@ def variant(
         torch=torch,
         terms=plain.terms,
         weighs_terms=plain.weighs_terms,
-        degree=plain.degree,
         multi_hot=multi_hot or kind == "targets",
         constant=constant or plain.constant,
         one_of_a_kind=one_of_a_kind,

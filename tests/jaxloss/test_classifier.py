@@ -85,26 +85,6 @@ def test_products_that_wait_in_the_gradient(centres):
         assert_close(run(5), run(CLASSES), 1e-13)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n == "cosine" else pytest.mark.long) for n in OPTIONS]
-)
-def test_reverse_over_reverse(name):
-    with enable_x64(True):
-        features, labels, *rest = problem(OPTIONS[name], np.float64)
-
-        def product(loss):
-            def slope(x):
-                grads = jax.grad(lambda x: loss(x[0], labels, *x[1:], **OPTIONS[name]))(x)
-                return sum(jnp.sum(jnp.sin(3 * g)) for g in jax.tree.leaves(grads))
-
-            return jax.jit(jax.grad(slope))((features, *rest))
-
-        expected = product(composition)
-        assert magnitude(expected) > 1e-3
-        assert_close(product(partial(jaxloss.classifier_loss, block_size=5)), expected, 1e-12)
-
-
 def test_confident_samples():
     """Relative to the other logits, the exponential of the target would overflow."""
     loss = partial(jaxloss.classifier_loss, labels=jnp.array([0]), weights=jnp.eye(2), block_size=1)

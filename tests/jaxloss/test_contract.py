@@ -196,6 +196,18 @@ def test_rule(rule, row, dtype):
 
 # Hyperparameters ----
 
+ENDS = {
+    **dict.fromkeys(("temperature", "positive_temperature", "negative_temperature"), (0.01, 1e3)),
+    **dict.fromkeys(("scale", "positive_scale", "negative_scale"), (0.1, 64.0)),
+    **dict.fromkeys(("margin", "power", "positive_focus", "negative_focus"), (0.0, 2.0)),
+    **dict.fromkeys(("invariance", "variance", "covariance"), (0.0, 25.0)),
+    **dict.fromkeys(("leak", "binary_weight", "off_diagonal"), (0.0, 1.0)),
+    **dict.fromkeys(("label_smoothing", "clip"), (0.0, 0.9)),
+    **{"angular_margin": (0.0, 3.0), "threshold": (0.0, -0.5), "metric_weight": (0.0, 10.0)},
+    **{"epsilon": (1e-4, 100.0), "ramp": (-5.0, 0.5), "bias": (0.0, -10.0)},
+}
+"""Values of hyperparameters far from their defaults."""
+
 
 def by_numbers(row: LossRow, batch: Batch, numbers: dict[str, Any]) -> Any:
     """The mean, and its gradient by hyperparameters, which are traced."""
@@ -206,10 +218,15 @@ def by_numbers(row: LossRow, batch: Batch, numbers: dict[str, Any]) -> Any:
 @pytest.mark.slow
 @over(tuple(row for row in CASES if numbers_of(row)), often=LOSSES)
 def test_gradients_of_hyperparameters(row):
-    """Those of every float option, against the slope of the mean."""
+    """Those of every float option, against the slope of the mean; and values at both ends."""
     batch, numbers, step = make_batch(row, seed=3), numbers_of(row), 1e-6
     value, got = by_numbers(row, batch, numbers)
     for name, number in numbers.items():
+        for end in ENDS.get(name, ()):
+            there = {**numbers, name: np.full_like(number, end)}
+            expected = reference_values(row, batch._replace(numbers=there), ("mean",))["mean"]
+            found = by_numbers(row, batch, there)[0]
+            np.testing.assert_allclose(found, expected, 1e-9, 1e-9, err_msg=f"{name} of {end}")
         if name in row.constant:
             continue
         moved = [by_numbers(row, batch, {**numbers, name: number + s * step})[0] for s in (1, -1)]

@@ -96,6 +96,13 @@ def by_shard_map(row: LossRow, batch: Batch, **options: Any) -> list[Result]:
     return checked(row).on_devices(batch, reductions=reductions_of(row), **options)
 
 
+def around_a_ring(row: LossRow, batch: Batch) -> list[Result]:
+    """Of two axes. References are not gathered, but passed on from device to device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxloss.pairs.visits.GATHERED_BYTES", 0)
+        return by_shard_map(replace(row), batch, shape=(2, 2))  # Traced anew.
+
+
 def by_pmap(row: LossRow, batch: Batch) -> list[Result]:
     loss = checked(row)
     run = partial(loss.on_a_device, axes="batch", reductions=reductions_of(row))
@@ -158,6 +165,8 @@ NCA = (PLAIN["nca"],)
 EXAMPLES = tuple(row for row in LOSSES if row.one_of_a_kind or row.has_own_reduction)
 FURTHER = tuple(row for row in VARIANTS if row.one_of_a_kind and not row.has_tiles)
 """With further arrays, which are spread by their names."""
+IN_A_RING = tuple(row for row in CASES if row.kind == "features" and row.has_tiles)
+OFTEN_IN_A_RING = ("nca_references_in_tiles", "triplet_references_in_tiles")
 WAYS = {
     "pmap": (by_pmap, TYPICAL, NCA),
     "shard_map over two axes": (partial(by_shard_map, shape=(2, 2)), TYPICAL, NCA),
@@ -165,6 +174,7 @@ WAYS = {
     "Explicit mesh": (on_explicit_mesh, CASES, (*EXAMPLES, *WITHOUT_LABELS, *FURTHER)),
     "Explicit mesh of two axes": (partial(on_explicit_mesh, shape=(2, 2)), TYPICAL, NCA),
     "sharded_loss": (by_sharded_loss, TYPICAL, NCA),
+    "ring": (around_a_ring, IN_A_RING, [x for x in IN_A_RING if x.name in OFTEN_IN_A_RING]),
 }
 """Each way, the losses that it is tested with, and those that `make test` runs; `make long` runs
 the others. The rules of `check_loss` have `jax.shard_map`.

@@ -589,12 +589,6 @@ def test_each_row_has_a_gradient_by_its_largest_value(block_size):
     chex.assert_trees_all_close(got, expected, rtol=64 * FLOAT32, atol=16 * FLOAT32)
 
 
-@pytest.mark.parametrize("name", ["farthest", "farthest of references"])
-def test_the_farthest_row_around_a_ring(name, monkeypatch):
-    monkeypatch.setattr("jaxloss.pairs.visits.GATHERED_BYTES", 0)
-    test_losses_of_ones_own_equal_dense_forms(name, "Explicit", 2, monkeypatch)
-
-
 @pytest.mark.parametrize("reduction", [SUM, LOGSUMEXP, MIN, MAX])
 def test_a_value_of_another_dtype_is_converted(reduction):
     rows, labels = jnp.asarray(X[:6], jnp.float32), jnp.array([0, 0, 1, 1, 2, 2])
@@ -771,17 +765,6 @@ def test_keys_without_a_mask(m):
         return
     with raises(ValueError, "`keys` has 13 rows, .* over the 4 devices; .* take `key_where"):
         run(q, k)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("devices", "dtype"), [(1, np.int32), (2, np.uint32)])
-def test_ids_that_differ_leave_out_no_key(devices, dtype):
-    """Negative ones, too, and the largest of an unsigned dtype, beside keys of no query."""
-    q, k = jnp.asarray(X[:4], jnp.float32), jnp.asarray(R[:8], jnp.float32)
-    ids = jnp.asarray(np.array([-1, 3, -2, 0]).astype(dtype))
-    loss = jaxloss.sharded_loss(jaxloss.info_nce_loss, mesh((devices,)), "batch")
-    got = jax.jit(loss, compiler_options=QUICK)(q, k, ids=ids)
-    np.testing.assert_allclose(got, jaxloss.info_nce_loss(q, k), rtol=1e-5)
 
 
 def test_references_of_float64_beside_features_of_float32():

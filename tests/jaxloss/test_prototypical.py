@@ -158,40 +158,6 @@ def test_there_is_no_forward_mode():
 # Devices ----
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "check_vma"),
-    [
-        pytest.param({}, True, marks=LONG),
-        ({"block_size": 2}, True),
-        pytest.param({"block_size": 2}, False, marks=LONG),
-        ({"num_classes": 6}, False),
-    ],
-    ids=str,
-)
-def test_references_of_other_devices(options, check_vma):
-    """Other numbers of anchors and of references, and a device without valid references."""
-    anchors, given = few_shot(np.random.default_rng(68), n=12, m=8)
-    keep = np.array([1, 1, 0, 0, 1, 1, 0, 1], bool)
-
-    def step(kernel, x, y, r, s, w, axis_name=None):
-        def mean(kernel):
-            given = {"references": jnp.tanh(r @ kernel), "reference_labels": s}
-            return loss(x @ kernel, y, **given, reference_where=w, axis_name=axis_name, **options)
-
-        value, gradient = jax.value_and_grad(mean)(kernel)
-        return value, gradient if axis_name is None else jax.lax.pmean(gradient, axis_name)
-
-    with enable_x64(True):
-        kernel = jnp.asarray(np.random.default_rng(69).normal(size=(5, 4)))
-        arrays = [jnp.asarray(a) for a in (*anchors, *given.values(), keep)]
-        expected = jax.jit(step)(kernel, *arrays)
-        specs = (P(), *[P("batch")] * 5), P()
-        run = over_mesh(partial(step, axis_name="batch"), *specs, check_vma=check_vma)
-        got = jax.jit(run, compiler_options=QUICK)(kernel, *arrays)
-        chex.assert_trees_all_close(got, expected, rtol=1e-10, atol=1e-13)
-
-
 @pytest.mark.parametrize("options", [{}, {"num_classes": 5}], ids=str)
 def test_means_too_large_for_one_device(options, monkeypatch):
     """Each device has those of some classes. Five are not a multiple of the devices."""

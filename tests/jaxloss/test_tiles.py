@@ -1,6 +1,6 @@
 """Losses of pairs in tiles and over devices, in what neither the contract nor `test_pairs` has."""
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import chex
@@ -100,91 +100,6 @@ def test_products_may_depend_on_the_order_of_their_factors(monkeypatch):
 
 
 triplets = partial(jaxloss.triplet_loss, normalize=False, soft=True)
-supcon = partial(jaxloss.supervised_contrastive_loss, denominator="negatives", temperature=0.5)
-mined = partial(jaxloss.multi_similarity_loss, mining_margin=0.2)
-
-
-def problem(with_references):
-    """Features are inputs times a kernel; devices differ in their numbers of valid rows."""
-    rng = np.random.default_rng(81)
-    n = DEVICES * 5
-    batch = {
-        "inputs": rng.normal(size=(n, 3)),
-        "labels": rng.integers(-1, 3, n).astype(np.int32),
-        "where": np.arange(n) % 5 < np.arange(n) // 5 + 1,
-    }
-    if with_references:
-        m = DEVICES * 3
-        batch["references"] = rng.normal(size=(m, 3))
-        batch["reference_labels"] = rng.integers(-1, 3, m).astype(np.int32)
-        batch["reference_where"] = np.arange(m) % 4 != 1
-    return rng.normal(size=(3, 6)), batch
-
-
-def derivatives(loss, axis_name, block_size, kernel, batch):
-    """Of the mean: value, gradient by the kernel of queries and references, and of the Hessian."""
-
-    def mean(kernel):
-        given = dict(batch)
-        for name in ("inputs", "references"):
-            if name in given:
-                given[name] = given[name] @ kernel
-        rows = given.pop("inputs"), given.pop("labels")
-        return loss(*rows, axis_name=axis_name, block_size=block_size, **given)
-
-    value = mean(kernel)
-    slopes = jax.jvp(jax.grad(mean), (kernel,), (jax.lax.stop_gradient(jnp.cos(3 * kernel)),))
-    return value, slopes if axis_name is None else jax.lax.pmean(slopes, axis_name)
-
-
-@cache
-def on_one_device(loss, with_references):
-    with enable_x64(True):
-        run = jax.jit(partial(derivatives, loss, None, None), compiler_options=QUICK)
-        return jax.tree.map(np.asarray, run(*problem(with_references)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("loss", "with_references", "how", "num_bytes"),
-    [
-        pytest.param(jaxloss.nca_loss, False, "pmap", 0, marks=pytest.mark.long),
-        (jaxloss.nca_loss, True, "two axes", 0),
-        pytest.param(jaxloss.nca_loss, False, "unchecked", 0, marks=pytest.mark.long),
-        pytest.param(jaxloss.nca_loss, True, "check_vma", 0, marks=pytest.mark.long),
-        pytest.param(jaxloss.nca_loss, True, "check_vma", 2**30, marks=pytest.mark.long),
-        (triplets, True, "check_vma", 0),
-        # The numbers that are given for an anchor stay on its device, and get gradients there.
-        (supcon, True, "check_vma", 0),
-        pytest.param(mined, False, "check_vma", 0, marks=pytest.mark.long),
-        pytest.param(mined, True, "check_vma", 0, marks=pytest.mark.long),
-        pytest.param(triplets, False, "check_vma", 0, marks=pytest.mark.long),
-        pytest.param(triplets, True, "check_vma", 2**30, marks=pytest.mark.long),
-    ],
-)
-def test_devices(loss, with_references, how, num_bytes, monkeypatch):
-    """`test_devices.py` has all ways to spread rows that are gathered."""
-    monkeypatch.setattr(RING, num_bytes)
-    kernel, batch = problem(with_references)
-    axes, shape = (("host", "chip"), (2, 2)) if how == "two axes" else (("b",), (DEVICES,))
-    apart = how in ("pmap", "unchecked")  # The results of every device are compared.
-
-    def step(kernel, batch):
-        results = derivatives(loss, axes, 2, kernel, batch)
-        return jax.tree.map(lambda x: x[None], results) if how == "unchecked" else results
-
-    with enable_x64(True):
-        if how == "pmap":
-            batch = jax.tree.map(lambda x: x.reshape(DEVICES, -1, *x.shape[1:]), batch)
-            results = jax.pmap(step, axis_name="b", in_axes=(None, 0))(kernel, batch)
-        else:
-            specs = (P(), P(axes)), P(axes) if apart else P()
-            run = over_mesh(step, *specs, shape, axes, check_vma=how != "unchecked")
-            results = jax.jit(run, compiler_options=QUICK)(kernel, batch)
-        results = jax.tree.map(np.asarray, results)
-    for device in range(DEVICES) if apart else [...]:
-        result = jax.tree.map(lambda x, device=device: x[device], results)
-        chex.assert_trees_all_close(result, on_one_device(loss, with_references), rtol=1e-9)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 2**30])

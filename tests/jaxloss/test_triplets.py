@@ -88,24 +88,6 @@ def test_nan_reaches_no_other_row_where_no_sample_counts():
     np.testing.assert_array_equal(gradient[:-1], 0)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("options", [{"mining": "semihard"}, {"mining": "all"}], ids=str)
-def test_second_derivatives(options):
-    """Those of a block are computed again, in forward and in reverse mode."""
-    features, labels = make_rows(4, n=9)
-    with enable_x64(True):
-        x, v = (jnp.asarray(rows, np.float64) for rows in (features, make_rows(6, n=9)[0]))
-        loss = partial(jaxloss.triplet_loss, labels=labels, block_size=4, **options)
-        gradient = jax.jit(jax.grad(loss), compiler_options=QUICK)
-        value, slope = jax.jit(lambda x: jax.jvp(loss, (x,), (v,)))(x)
-        np.testing.assert_allclose(slope, jnp.vdot(gradient(x), v), rtol=1e-10)
-        _, got = jax.jvp(gradient, (x,), (v,))
-        step = 1e-5
-        expected = (gradient(x + step * v) - gradient(x - step * v)) / (2 * step)
-        assert value > 0
-        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-8)
-
-
 @pytest.mark.slow
 @every_mining
 def test_features_far_from_zero(mining):
