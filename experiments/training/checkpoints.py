@@ -229,7 +229,7 @@ class Checkpoints(managers.PreservationPolicy):
 
     def _read_header(self, step: int) -> dict[str, Any]:
         header = self._restore(step, "header", ocp.args.JsonRestore())
-        digest, known = header.pop("digest", None), header.get("format") == _FORMAT
+        digest, known = header.pop("digest", None), header.get("format", _FORMAT) == _FORMAT
         if (known or digest) and digest != _digest(header):
             raise self._damaged(step, "the header does not match its digest")
         if not known:

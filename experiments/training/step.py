@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jax import Array, lax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -140,13 +141,29 @@ def build_step(
             loss_of, has_aux=True
         )(state.params)
         if axis_name is not None:
-            gradients, means = lax.pmean((gradients, means), axis_name)
+            gradients, means = mean_over_devices((gradients, means), axis_name)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
         metrics = {"loss": loss, **means, "gradient_norm": optax.global_norm(gradients)}
         return TrainState(state.step + 1, params, statistics, opt_state, objective_state), metrics
 
     return step
+
+
+def mean_over_devices(tree: Any, axis_name: str) -> Any:
+    """`lax.pmean` of arrays of floating-point numbers.
+
+    Compilers for GPUs and TPUs join small transfers; the one for CPUs sends every array by itself,
+    which takes 0.2 to 2 ms between processes. There, the arrays travel as one vector.
+    """
+
+    def together(tree):
+        vector, split = ravel_pytree(tree)
+        return split(lax.pmean(vector, axis_name))
+
+    return lax.platform_dependent(
+        tree, cpu=together, default=lambda tree: lax.pmean(tree, axis_name)
+    )
 
 
 _EMBEDDED = 256

@@ -47,7 +47,7 @@ def run(trained, tmp_path) -> Path:
 def damages(content: bytes, number: int) -> Iterator[bytes]:
     """Content that is cut, changed, doubled or replaced."""
     draw = random.Random(0)
-    yield from (b"", b"\x00" * 64, b"\xff\xfe", content * 2, b"[1]", b"null", b"{}")
+    yield from (b"", b"\x00" * 64, b"\xff\xfe", content * 2, b"{}")
     for _ in range(number):
         place, more = draw.randrange(len(content) + 1), draw.randbytes(draw.randrange(1, 9))
         yield content[:place]

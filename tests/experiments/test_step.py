@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from functools import partial
 from unittest.mock import Mock
 
 import chex
@@ -13,6 +14,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from experiments.core.config import DataConfig, ModelConfig, ParallelMode, TrainConfig
 from experiments.core.errors import DivergedError
@@ -28,6 +31,7 @@ from experiments.training.step import (
     build_features,
     build_outputs,
     build_step,
+    mean_over_devices,
 )
 from tests.experiments.tiny_runs import TINY
 from tests.tolerances import FLOAT32
@@ -79,6 +83,24 @@ def test_pmap_and_sharded_jit_give_the_same_numbers(config):
     chex.assert_trees_all_close(
         run_steps(config, "pmap"), run_steps(config), rtol=64 * FLOAT32, atol=32 * FLOAT32
     )
+
+
+def test_the_arrays_of_a_mean_travel_together_on_cpus():
+    tree = {
+        "a": np.arange(12, dtype=np.float32).reshape(4, 3),
+        "b": np.arange(4, dtype=np.float32) ** 2,
+    }
+    mesh = jax.make_mesh((4,), ("batch",), (AxisType.Auto,))
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=P("batch"), out_specs=P())
+    def mean(tree):
+        return mean_over_devices(jax.tree.map(lambda leaf: leaf[0], tree), "batch")
+
+    chex.assert_trees_all_close(mean(tree), jax.tree.map(lambda leaf: leaf.mean(0), tree))
+    for platform, transfers in (("cpu", 1), ("tpu", 2)):
+        lowered = mean.trace(tree).lower(lowering_platforms=(platform,)).as_text()
+        assert lowered.count("stablehlo.all_reduce") == transfers
 
 
 def test_bfloat16_trains():
