@@ -156,8 +156,11 @@ class Outputs(NamedTuple):
     class_counts: np.ndarray
     """int64 [C], training images of every class."""
     objective_state: Any = ()
+    """See `Objective.init_state`."""
     head: Any = None
+    """The parameters that `Objective.init_head` began."""
     class_names: tuple[str, ...] = ()
+    """The name of every label."""
     images: Any = None
     """Reads the images of rows [k], uint8 [k, h, w, c]; photographs as evaluation crops them."""
 
