@@ -47,8 +47,8 @@ def lookup(name: str) -> Dataset:
     """
     plain, at, size = name.partition("@")
     if is_own(name):
-        size = folder.parse(name).size
-    if size and not (size.isascii() and size.isdecimal() and 8 <= int(size) <= 2048):
+        at = size = folder.parse(name).size
+    if at and not (size.isascii() and size.isdecimal() and 8 <= int(size) <= 2048):
         raise ConfigError(f"{name!r}: the size after the @ must be 8 to 2048 pixels")
     if is_own(name):
         return folder.own_dataset(name)
@@ -59,7 +59,7 @@ def lookup(name: str) -> Dataset:
         raise unknown("data set", plain, DATASETS, f"available: {', '.join(DATASETS)}; {own}")
     dataset = DATASETS[plain]
     height, width, channels = dataset.image_shape
-    if at and not (dataset.resizable and size):
+    if at and not dataset.resizable:
         raise ConfigError(f"{plain} is only available at {height}×{width}, not as {name!r}")
     if not at or (side := int(size)) == height == width:
         return dataset

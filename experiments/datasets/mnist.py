@@ -67,7 +67,8 @@ def _idx(
             paths = {kind: part.locate(search_path, keep) for kind, part in of.items()}
             images, labels = (read_idx(paths[kind]) for kind in _AXES)
             with reading(paths["images"], "IDX file of images"):
-                images = (images.swapaxes(1, 2) if transposed else images)[..., None]
+                images = images.reshape(len(images), 28, 28, 1)
+            images = images.swapaxes(1, 2) if transposed else images
             labels = labels.astype(np.int64) - first
             splits[split] = split_of_arrays(paths["labels"], images, labels, names)
         return splits

@@ -47,7 +47,8 @@ PLAIN = {
 def _same(found, expected):
     """Whether two values of the kinds of `PLAIN` are equal."""
     if isinstance(expected, np.ndarray):
-        assert found.dtype == expected.dtype
+        # NumPy may give an array of foreign byte order in its own.
+        assert found.dtype.newbyteorder("=") == expected.dtype.newbyteorder("=")
         np.testing.assert_array_equal(found, expected)
     elif isinstance(expected, dict):
         assert [*found] == [*expected]

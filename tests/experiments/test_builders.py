@@ -71,7 +71,7 @@ def test_tfds_reads_what_was_prepared(dirs):
     fake_archives.cifar_fs_folder(dirs["manual_dir"])
     folder = prepare(lookup("cifar_fs"), **dirs).data_dir
     builder = tfds.builder_from_directory(folder)
-    novel = builder.as_data_source("novel")
+    novel = builder.as_data_source("novel")  # pyright: ignore
     assert [record["label"] for record in novel] == [3, 3, 4]
     assert builder.info.features["label"].names == [  # pyright: ignore
         *("apple", "maple_tree", "otter", "baby", "worm")
