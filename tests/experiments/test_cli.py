@@ -292,7 +292,9 @@ def test_a_disk_that_gets_full_is_a_line_with_the_path(size, place, folders, tmp
         assert main(["prepare", "icons", "--data-dir", str(folders.data_dir)]) == 0
     with _files_up_to(size):
         assert main(train) == 2
-    assert capsys.readouterr().err == f"error: cannot write {tmp_path}/{place}: File too large\n"
+    # TensorStore may report an error that follows from the first.
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: cannot write {tmp_path}/{place}: ")
     assert main(train) == 0  # Once there is space.
 
 
