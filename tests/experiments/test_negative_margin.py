@@ -332,7 +332,7 @@ def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     evaluate(*shown)
     for refused, message in (
         ([*over, "--metrics", "novel 2-shot"], "no metric novel 2-shot; did you mean validation "),
-        ([*over, "--fine-tuning.margin", "0.2"], "the grid sets --fine-tuning.margin"),
+        ([*over, "--set", "fine_tuning.margin=0.2"], "the grid sets --fine-tuning.margin"),
         (shown[2:], "--over"),
         (["--baseline", "fine_tuning.margin=0"], "it needs --over"),
         ([*shown, "--baseline", "fine_tuning.margin=0.3"], "fine_tuning.margin has -0.4, 0.0"),
