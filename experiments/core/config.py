@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import tyro
 from annotated_types import Ge, Gt, Le, Lt
 
-from experiments.core.errors import ConfigError, unknown
+from experiments.core.errors import ConfigError, nearest, unknown
 from experiments.core.storage import check_local, storage_path
 from experiments.core.terminal import one_line
 
@@ -243,14 +243,17 @@ def check_config(config: Any, section: str = "") -> None:
             if option.metadata.get("distinct") and len({*value}) < len(value):
                 raise ConfigError(f"{name} must be different values, got {value}")
             hint, numbers = typing.get_args(hint)[0], value
+        bounds = [
+            (*_BOUNDS[type(bound)], *dataclasses.astuple(bound))
+            for bound in getattr(hint, "__metadata__", ())
+            if type(bound) in _BOUNDS
+        ]
+        allowed = " and ".join(f"{words} {limit}" for _, words, limit in bounds)
         for number in numbers:
             if isinstance(number, float) and not math.isfinite(number):
                 raise ConfigError(f"{name} must be finite, got {number}")
-            for bound in getattr(hint, "__metadata__", ()):
-                within, words = _BOUNDS.get(type(bound), (None, ""))
-                if within and not within(number, *dataclasses.astuple(bound)):
-                    (limit,) = dataclasses.astuple(bound)
-                    raise ConfigError(f"{name} must be {words} {limit}, got {_short(number)}")
+            if not all(within(number, limit) for within, _, limit in bounds):
+                raise ConfigError(f"{name} must be {allowed}, got {_short(number)}")
 
 
 def _short(value: Any, most: int = 60) -> str:
@@ -266,12 +269,14 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """A line for every name whose values differ, as in `seed: 0 -> 1`."""
-    names = {**first, **second}
-    pairs = {name: (first.get(name, "absent"), second.get(name, "absent")) for name in names}
+
+    def shown(run: Mapping[str, Any], name: str) -> str:
+        return _short(repr(run[name]), 200) if name in run else "(absent)"
+
     return [
-        f"{one_line(name[:200])}: {_short(repr(one), 200)} -> {_short(repr(other), 200)}"
-        for name, (one, other) in pairs.items()
-        if one != other
+        f"{one_line(name[:200])}: {shown(first, name)} -> {shown(second, name)}"
+        for name in {**first, **second}
+        if name not in first or name not in second or first[name] != second[name]
     ]
 
 
@@ -290,8 +295,8 @@ def from_dict(kind: type[Config], values: Any, section: str = "") -> Config:
         raise ConfigError(
             f"{section[:-1] or 'configuration'} of another version ({kind.__name__}): unknown keys "
             f"{_short(sorted(values.keys() - default.keys()))}, missing keys "
-            f"{sorted(default.keys() - values.keys())}; train the run again, or use the version "
-            "that trained it"
+            f"{_short(sorted(default.keys() - values.keys()))}; train the run again, or use the "
+            "version that trained it"
         )
     found = {}
     for name, value in values.items():
@@ -368,7 +373,9 @@ def parse_option(expected: Any, option: str, value: Any) -> Any:
     if expected is bool:
         text, choices = text.capitalize(), {"True": True, "False": False}
     if choices and text not in choices:
-        raise ConfigError(f"{option}: {unknown('value', _short(text), choices)}")
+        hint = nearest(text[:100], choices)
+        known = f"must be one of {', '.join(choices)}{'; ' * bool(hint)}{hint}"
+        raise ConfigError(f"{option}: {_short(text)!r} {known}")
     try:
         return choices[text] if choices else expected(text)
     except ValueError:

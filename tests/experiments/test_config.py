@@ -17,13 +17,17 @@ CONFIG = GroupSoftmaxConfig()
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("sampling.batch_size", 0, "must be at least 1, got 0"),
-        ("seed", 2**32, f"must be below {2**32}, got {2**32}"),
-        ("data.imbalance", 0.0, "must be above 0, got 0.0"),
-        ("data.std", (0.5, 0.0), "must be above 0, got 0.0"),
+        ("sampling.batch_size", 0, "must be at least 1 and at most 1000000, got 0"),
+        ("seed", 2**32, f"must be at least 0 and below {2**32}, got {2**32}"),
+        ("data.imbalance", 0.0, "must be above 0 and at most 1, got 0.0"),
+        ("data.std", (0.5, 0.0), "must be above 0 and at most 1000000, got 0.0"),
         ("model.widths", (), "needs at least one value"),
-        ("data.pad", 10**9, "must be at most 10000, got 1000000000"),
-        ("steps", 10**399, f"must be at most 1000000000, got 1{'0' * 29}… (400 characters)"),
+        ("data.pad", 10**9, "must be at least 0 and at most 10000, got 1000000000"),
+        (
+            "steps",
+            10**399,
+            f"must be at least 1 and at most 1000000000, got 1{'0' * 29}… (400 characters)",
+        ),
         # Bounded or not, numbers are finite.
         ("data.mean", (0.0, math.nan), "must be finite, got nan"),
         ("optimizer.learning_rate", math.inf, "must be finite, got inf"),

@@ -314,7 +314,7 @@ def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     monkeypatch.setattr(negative_margin, "evaluate_fine_tuning", None)
     for refused, message in (
         ([*over, "--metrics", "novel 2-shot"], "no metric novel 2-shot; did you mean validation "),
-        ([*over, "--fine-tuning.margin", "0.2"], "the grid sets --fine-tuning.margin"),
+        ([*over, "--set", "fine_tuning.margin=0.2"], "the grid sets --fine-tuning.margin"),
         (shown[2:], "--over"),
         ([*shown, "--baseline", "fine_tuning.margin=0.3"], "fine_tuning.margin has -0.4, 0.0"),
         (["--over", "loss.margin=-0.1,0"], "the evaluation of protocol negative-margin has no lo"),

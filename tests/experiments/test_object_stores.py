@@ -67,7 +67,7 @@ def test_a_run_equals_the_same_run_in_a_local_folder(trained):
 @pytest.mark.long
 def test_evaluate_reads_and_writes_the_bucket(trained, folders, capsys):
     remote, local = trained
-    options = ["--data-dir", str(folders.data_dir), "--evaluation.episodes", "30"]
+    options = ["--data-dir", str(folders.data_dir), "--set", "evaluation.episodes=30"]
     for directory in (remote, local):
         assert main(["evaluate", str(directory), *options]) == 0
     assert f"wrote {remote}/evaluation-novel" in capsys.readouterr().out

@@ -136,7 +136,7 @@ def test_evaluate_is_the_command(trained, folders):
     assert again == {key: report[key] for key in again}
     assert [*episodes] == [metric["name"] for metric in report["metrics"][:4]]
 
-    given = [str(directory), "--evaluation.ways", "3", "--evaluation.shots", "2"]
+    given = [str(directory), "--set", "evaluation.ways=3", "evaluation.shots=2"]
     assert main(["evaluate", *given, "--data-dir", str(folders.data_dir)]) == 0
     stored = json.loads(next(directory.glob("evaluation-*ways=3*.json")).read_text())
     other = {"evaluation.ways": 3, "evaluation.shots": 2}
@@ -178,7 +178,7 @@ def test_options_are_those_of_the_command_line():
         ("icons", {"loss.name": "direct:sce+ncaa"}, r"did you mean direct:sce\+nca "),
         ("icons", {"steps": 2.5}, "steps: '2.5' must be of type int"),
         ("icons", {"steps": True}, "steps: 'True' must be of type int"),
-        ("icons", {"data.flip": 1}, "data.flip: no value 1; available: True, False"),
+        ("icons", {"data.flip": 1}, "data.flip: '1' must be one of True, False"),
         ("icons", {"model.widths": ()}, "model.widths needs at least one value"),
         ("icons", {"data.name": "icon"}, "icon"),
         (5, {}, "preset must be a name"),
