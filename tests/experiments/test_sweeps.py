@@ -175,7 +175,8 @@ def test_a_grid_that_was_killed_goes_on_where_it_stopped(grid, caplog, capsys, k
     # A directory of another run is found before any training.
     assert main([*command, "--steps", "4"]) == 2
     assert "steps: 2 -> 4" in capsys.readouterr().err
-    killed_after(1, lambda: main(command))
+    killed_after(4, lambda: main(command))  # Three are of checks.
+    assert (report_of(grid, "nca", 1).parent / "config.json").exists()
     assert not report_of(grid, "nca", 1).exists()
     assert main(command) == 0
     assert report_of(grid, "nca").stat().st_mtime_ns == stamp
