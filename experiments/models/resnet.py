@@ -85,11 +85,12 @@ class ResidualBlock(nnx.Module):
             ConvNorm(c_in, c_out, kernel_size, options, stride=stride)
             for c_in, (c_out, kernel_size, stride) in zip(inputs, convolutions, strict=False)
         )
-        self.shortcut = None
-        if shortcut and (self.stride != 1 or channels_in != self.channels_out):
-            self.shortcut = ConvNorm(
-                channels_in, self.channels_out, shortcut, options, stride=self.stride
-            )
+        changes_shape = self.stride != 1 or channels_in != self.channels_out
+        self.shortcut = (
+            ConvNorm(channels_in, self.channels_out, shortcut, options, stride=self.stride)
+            if shortcut and changes_shape
+            else None
+        )
 
     def __call__(self, x: Array, *, train: bool) -> Array:
         """Maps `x` [n, h, w, channels_in] to [n, ⌈h / stride⌉, ⌈w / stride⌉, channels_out]."""
