@@ -245,7 +245,7 @@ def test_the_classes_of_one_split_are_trained_on(folders):
 
 
 def test_every_option_of_the_selection_changes_the_training_images(folders):
-    data = ClassificationData(classes=9, samples_per_class=12, imbalance=0.5, holdout=0.1)
+    data = ClassificationData(classes=9, samples_per_class=12, imbalance=0.1, holdout=0.1)
 
     def counts(**changes) -> list[int]:
         changed = dataclasses.replace(data, **changes)
