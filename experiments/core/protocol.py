@@ -239,6 +239,6 @@ class Protocol(ABC):
         if split not in parts:
             raise ConfigError(
                 f"the data has no {split} images, only {', '.join(parts)}; choose one of these, or "
-                "hold images out by data.holdout"
+                "hold images out (data.holdout, where the protocol has it)"
             )
         return parts[split].load()

@@ -28,12 +28,6 @@ def parse_strategy(strategy: str) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def describe_strategy(strategy: str) -> str:
-    """A sampling strategy in words, such as `32-way 4-shot`."""
-    parsed = parse_strategy(strategy)
-    return "random" if parsed is None else f"{parsed[0]}-way {parsed[1]}-shot"
-
-
 def batch_size_of(strategy: str, batch_size: int) -> int:
     """The number of samples in a batch: `batch_size` for `random`, N·K for `NxK`."""
     ways_shots = parse_strategy(strategy)

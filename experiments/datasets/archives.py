@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from experiments.core.errors import ExperimentError
+from experiments.core.errors import ExperimentError, full_disk
 from experiments.core.terminal import one_line
 
 _Rest = ParamSpec("_Rest")
@@ -55,6 +55,8 @@ def reading(source: Path | str, kind: str) -> Iterator[None]:
     except ExperimentError:
         raise
     except Exception as error:
+        if full_disk(error):  # Of what is unpacked.
+            raise
         why = f"{type(error).__name__}: {str(error)[:300]}"
         raise DamagedArchiveError(f"{source} is not a readable {kind}: {why}") from error
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.datasets.archives import MissingArchiveError
+from experiments.datasets.archives import MissingArchiveError, reading
 from experiments.datasets.images import LONGEST, Encoding
 from experiments.datasets.layouts import Layout, SearchPath, class_folders
 
@@ -107,7 +107,9 @@ class Dataset:
 
     def read(self, search_path: SearchPath) -> Mapping[str, Any]:
         """The images of every split, from the first complete layout."""
-        return self.layout(search_path).read(search_path)
+        layout, folders = self.layout(search_path), " or ".join(map(str, search_path.folders))
+        with reading(f"{self.name} in {folders}", "data set"):
+            return layout.read(search_path)
 
 
 def photographs(

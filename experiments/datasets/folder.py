@@ -311,7 +311,8 @@ def _listing(
             )
     if several and (unknown := known - names["train"]):
         raise ConfigError(f"{shown}: no image of the split train has the label {min(unknown)!r}")
-    if sum(map(len, names.values())) == len(known) and "train" in images and len(images) > 1:
+    shared = several or sum(map(len, names.values())) > len(known)
+    if not shared and "train" in images and len(images) > 1:
         # The layout of most few-shot data sets.
         images = {_FEW_SHOT[_SHARED.index(split)]: of for split, of in images.items()}
     last = "novel" if "base" in images else "test"
@@ -491,9 +492,11 @@ def _measure(listing: _Listing, background: str) -> dict[str, Any]:
         counts, number = split.counts(), sum(of == name for of, _, _ in files)
         least, most = (f(counts, key=lambda name: counts[name]) for f in (min, max))
         each = f"{counts[least]} ({least}) to {counts[most]} ({most}) of a class or label"
+        each = each if counts[least] < counts[most] else f"{counts[least]} of every class or label"
         details.append(f"{name}: {number} images, {each}")
     if len(listing.splits) == 1:
-        details.append("no split of its own: 30 % are for test, or half of the classes are novel")
+        or_novel = "" if several else ", or half of the classes are novel"
+        details.append(f"no split of its own: 30 % are for test{or_novel}")
     mean, std = (" ".join(f"{n:.3f}" for n in facts[name]) for name in ("mean", "std"))
     details.append(f"{'grey' if channels == 1 else 'colour'}; mean {mean}, deviation {std}")
     return facts | {"remarks": tuple(remarks), "details": tuple(details)}

@@ -201,6 +201,6 @@ def read_labels(found: Prepared, split: str) -> np.ndarray:
         targets = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
         if (targets == 1).sum(axis=0).tolist() != counts:
             raise ValueError("its counts are not those of metadata.json")
-    except (OSError, ValueError) as error:
+    except Exception as error:  # NumPy raises several kinds.
         raise DamagedArchiveError(f"{path} is damaged ({error}); {_AGAIN}") from error
     return targets

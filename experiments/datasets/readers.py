@@ -81,6 +81,9 @@ def read_table(
     if not {*needed} <= {*header}:
         raise DamagedArchiveError(f"{shown} should start with the line {','.join(needed)}")
 
+    if len({*filter(None, header)}) < len([*filter(None, header)]):
+        raise DamagedArchiveError(f"{shown} has a column twice: {delimiter.join(header)}")
+
     def table() -> Iterator[tuple[int, dict[str, str]]]:
         for row in filter(any, found):
             if len(row) != len(header):

@@ -49,7 +49,7 @@ def _read_split(path: Path) -> MultiLabelSplit:
     return MultiLabelSplit(
         names=_NAMES,
         keys=[top / "JPEGImages" / f"{image}.jpg" for image in images],
-        targets=np.array(rows, np.int8),
+        targets=np.array(rows, np.int8).reshape(len(images), len(_NAMES)),
         open=open_files,
         source=path,
     )

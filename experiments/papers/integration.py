@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -48,20 +48,20 @@ else:
     Name = Literal[NAMES]
 
 _LABELS = {
-    "sce": ("SCE", "softmax cross-entropy"),
-    "bce": ("BCE", "sigmoid cross-entropy"),
-    "nca": ("NCA", "neighbourhood component analysis"),
-    "proto": ("Proto", "prototypical loss"),
-    "supcon": ("SupCon", "supervised contrastive loss"),
-    "multi-similarity": ("MS", "multi-similarity loss"),
-    "circle": ("Circle", "circle loss"),
-    "triplet-hard": ("Triplet-hard", "triplet loss of the hardest pairs of each anchor"),
-    "triplet-semihard": ("Triplet-semihard", "triplet loss of semi-hard negatives"),
-    "triplet-all": ("Triplet-all", "triplet loss of all triplets with a loss"),
-    "proxy-anchor": ("ProxyAnchor", "proxy-anchor loss"),
-    "proxy-nca": ("ProxyNCA", "softmax of the distances to proxies (ProxyNCA++)"),
+    "sce": "SCE",
+    "bce": "BCE",
+    "nca": "NCA",
+    "proto": "Proto",
+    "supcon": "SupCon",
+    "multi-similarity": "MS",
+    "circle": "Circle",
+    "triplet-hard": "Triplet-hard",
+    "triplet-semihard": "Triplet-semihard",
+    "triplet-all": "Triplet-all",
+    "proxy-anchor": "ProxyAnchor",
+    "proxy-nca": "ProxyNCA",
 }
-"""The label of every single loss, and its name in words."""
+"""The label of every single loss."""
 _OPERATORS = {"sum": "+", "direct": "⊕", "spectral": "⊕̃"}
 
 
@@ -113,19 +113,7 @@ def terms(name: str) -> Terms:
 def label(name: str) -> str:
     """The loss as the paper writes it, such as SCE⊕NCA."""
     integration, *parts = terms(name)
-    return _OPERATORS.get(integration, "").join(_LABELS[part][0] for part in parts if part)
-
-
-def notation(names: Sequence[str], options: IntegratedLoss) -> list[str]:
-    """Sentences that explain the labels of some losses."""
-    used = {part for name in names for part in terms(name)}
-    sentences = {part: f"{label}: {words}." for part, (label, words) in _LABELS.items()} | {
-        "sum": "A+B: sum of two losses on the same features.",
-        "direct": "A⊕B: direct sum; B acts on the complement of the subspace that A's classifier "
-        "spans.",
-        "spectral": f"A⊕̃B: spectral sum, a soft form of the direct sum with p = {options.power:g}.",
-    }
-    return [sentence for part, sentence in sentences.items() if part in used]
+    return _OPERATORS.get(integration, "").join(_LABELS[part] for part in parts if part)
 
 
 def build_loss(options: IntegratedLoss, problem: Problem) -> Callable[..., Array]:

@@ -103,6 +103,8 @@ def make_grid(
         axes = [axis for axis in axes if axis.name != choose]
         chosen = "; ".join(f"{', '.join(place)}: {label}" for place, label in choices.items())
         notes = [f"{choose}: the best mean validation. {chosen}."]
+    if any("data.subset_seed" in axis.name.split("/") for axis in axes):
+        notes += ["Subsets of data.subset_seed overlap: intervals over them are not over new data."]
     of_pair = {metric.name: metric for metric in pair_metrics.metrics} if pair_metrics else {}
     measured = [item for run in runs for item in run.measured.items()]
     known = {name: Metric(name, of["unit"], of["higher_is_better"]) for name, of in measured}

@@ -68,7 +68,7 @@ def grid_table(
     With a baseline, tables of the differences to it follow. `runs` are all that were tried.
     """
     lines, caption = _means(grid)
-    if grid.comparison.baseline:
+    if not grid.differences.empty:
         of_differences = _differences(grid)
         lines, caption = ["**Means**", "", *lines, *of_differences[0]], [caption, of_differences[1]]
     else:
@@ -96,7 +96,7 @@ def _means(grid: Grid) -> tuple[list[str], str]:
     score = score.where(means["found"] == means["expected"])
     of_column = score.groupby([n for n in means.index.names if n != grid.axes[0].name])
     best = (score == of_column.transform("max")) & (of_column.transform("count") > 1)
-    best &= not grid.comparison.baseline
+    best &= grid.differences.empty
     half, texts = means["own"].where(means["found"] == 1, means["deviation"]), []
     rows = means.assign(printed=printed, best=best, half=half).itertuples()
     for row, metric in zip(rows, metrics, strict=True):

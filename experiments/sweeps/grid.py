@@ -147,6 +147,8 @@ def make_cells(
         folders = [component(",".join(setting_names(part))) for part in parts]
         of_cell = set_options(config, {**settings, "seed": seed})
         cells.append(Cell(place, settings, of_cell, root.joinpath(*folders, f"seed-{seed}")))
+    if len({cell.directory for cell in cells}) < len(cells):
+        raise ConfigError("two values of --over have the same directory; name them differently")
     return cells
 
 

@@ -321,3 +321,11 @@ def test_pipes_and_folders_are_refused(tmp_path, read):
     for path in (tmp_path / "pipe", tmp_path):
         with pytest.raises(DamagedArchiveError, match=path.name):
             read(path)
+
+
+def test_a_matlab_file_that_ends_its_reader_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "a.mat").write_bytes(b"")
+    crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    monkeypatch.setattr("experiments.datasets.pickles._LOAD_MAT", crash)
+    with pytest.raises(DamagedArchiveError, match=r"a\.mat is not .*status -11"):
+        load_mat(tmp_path / "a.mat", "x")

@@ -266,6 +266,20 @@ def test_a_colour_at_the_end_of_a_path_that_exists_is_a_part_of_it(tmp_path):
         found(f"{tmp_path}/pets@blakc")
 
 
+def test_test_images_of_several_labels_may_have_none(tmp_path):
+    put(tmp_path, {"a": 4})
+    rows = ("file,labels,split", "a/0.jpg,x,train", "a/1.jpg,x|y,train")
+    csv(tmp_path, "\n".join([*rows, "a/2.jpg,,test", "a/3.jpg,,test"]))
+    assert found(tmp_path) == {"train": {"x": 2, "y": 1}, "test": {"x": 0, "y": 0}}
+
+
+def test_a_column_that_a_csv_file_has_twice_is_refused(tmp_path):
+    put(tmp_path, {"a": 2})
+    csv(tmp_path, "file,label,label\na/0.jpg,x,y\na/1.jpg,y,x")
+    with pytest.raises(ExperimentError, match="has a column twice: file,label,label"):
+        found(tmp_path)
+
+
 @pytest.mark.parametrize(("largest", "white"), [(4095, 4095), (1000, 1023), (40_000, 65535)])
 def test_the_largest_grey_of_a_folder_says_how_many_bits_count(dirs, tmp_path, largest, white):
     levels = np.random.default_rng(0).integers(0, largest // 2, (6, 20, 20), np.uint16)

@@ -102,6 +102,10 @@ SWEEP = "--over loss.name=softmax,tight"
         ("--over loss.name/data.classes=loose/5,loose/5", "the value 'loose/5' is repeated"),
         ("--over loss.name/data.classes=softmax", "1 values for 2 options"),
         ("--over seed=1,2", "use --seeds"),
+        (
+            "--over data.name=folder:/a/b,folder:/a-b",
+            "two values of --over have the same directory",
+        ),
         ("--over loss.name=tight loss.name=loose", "two axes have the same option"),
         (f"{SWEEP} --baseline loss.name=loose", "0 labels have this value"),
         (f"{SWEEP} --baseline loss.name=tight,softmax", "must be one label"),
