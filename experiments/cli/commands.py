@@ -313,6 +313,8 @@ class Power:
         from experiments.reporting.power import power_lines
 
         check_config(self)
+        if self.effect == 0:
+            raise ConfigError("--effect must not be 0: no number of pairs finds it")
         print("\n".join(power_lines(self.deviation, self.effect, self.pairs)))
         return 0
 

@@ -73,6 +73,9 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if words is None else words
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # It was closed.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     output, errors = Terminal(sys.stdout), Terminal(sys.stderr)
     try:
         command = parse(words)  # Prints help with colours, which `Terminal` would not.

@@ -57,6 +57,8 @@ def reason_of(error: BaseException) -> str:
         return f"{error.filename}: {error.strerror}"
     if reason := unreachable(error):
         return f"cannot reach Google Cloud Storage: {reason}"
+    if "Unable to initialize backend" in str(error):
+        return f"JAX finds no device; unset JAX_PLATFORMS, or set it to cpu ({_in_a_line(error)})"
     # XLA has these words, in a JaxRuntimeError.
     if isinstance(error, MemoryError) or re.search("RESOURCE_EXHAUSTED|Out of memory", str(error)):
         hint = "choose a smaller batch, network or image size"

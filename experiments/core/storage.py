@@ -31,9 +31,14 @@ def storage_path(text: str, argument: str = "") -> Path:
     The latter is an `epath.Path`, with the methods of a `pathlib.Path`, which would make gs:/ of
     gs://; that is read, too. A `ConfigError` for another URL names the `argument` that has it.
     """
+    if not text or "\0" in text:
+        raise ConfigError(f"{argument} must be a path, got {text!r}".lstrip())
     url = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]*):/+(.*)", text)
     if url is None:
-        path = Path(text).expanduser()
+        try:
+            path = Path(text).expanduser()
+        except RuntimeError as error:  # Of ~NAME.
+            raise ConfigError(f"{argument} {text}: {error}".lstrip()) from error
         # Else, it would mean another folder once those before `..` are made.
         return path.resolve() if ".." in path.parts else path
     if url[1] != "gs":

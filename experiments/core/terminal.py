@@ -34,7 +34,21 @@ class Terminal(io.TextIOBase):
 
     def __init__(self, stream: Any):
         self._stream = stream
-        stream.reconfigure(errors="backslashreplace")
+        if hasattr(stream, "reconfigure"):  # Not of a notebook.
+            stream.reconfigure(errors="backslashreplace")
+
+    @property
+    def encoding(self) -> str:
+        """That of the stream, by which a progress bar chooses its signs."""
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        """Whether the stream is a terminal."""
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        """The file of the stream, by which a progress bar learns its width."""
+        return self._stream.fileno()
 
     def write(self, text: str) -> int:
         """Writes text; a carriage return at its beginning, as of a progress bar, stays one."""

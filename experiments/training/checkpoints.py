@@ -27,7 +27,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
 from experiments.core.config import differences
-from experiments.core.errors import ExperimentError, full_disk
+from experiments.core.errors import ExperimentError, full_disk, unreachable
 from experiments.core.processes import all_true, is_first, on_first
 from experiments.core.storage import is_remote
 
@@ -91,8 +91,11 @@ def _silent() -> Iterator[None]:
             usual(unraisable)
 
     sys.unraisablehook, log.disabled = report, True
-    yield
-    sys.unraisablehook, log.disabled = usual, False
+    try:
+        yield
+        sys.unraisablehook = usual  # Not after an error, which others may follow.
+    finally:
+        log.disabled = False
 
 
 class Checkpoints(managers.PreservationPolicy):
@@ -209,6 +212,7 @@ class Checkpoints(managers.PreservationPolicy):
                 logger.warning("%s", failure)
                 if not self._read_only:
                     on_first(partial(self._set_aside, step))
+                    self._header.cache_clear()
             self._manager.reload()
         steps = ", ".join(map(str, damaged))
         raise CheckpointError(f"{self._directory} holds no intact checkpoint (damaged: {steps})")
@@ -247,9 +251,23 @@ class Checkpoints(managers.PreservationPolicy):
         except MemoryError:
             raise
         except Exception as error:  # Orbax raises a bare Exception, among others.
-            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            if unreachable(error) or self._is_unreadable(step, error):
                 raise CheckpointError(f"cannot read checkpoint {step}: {error}") from error
             raise self._damaged(step, _in_short(error)) from error
+
+    def _is_unreadable(self, step: int, error: Exception) -> bool:
+        """Whether the system refuses files of a checkpoint: TensorStore raises other errors."""
+
+        def read(path: Path) -> None:
+            for inside in path.iterdir():
+                read(inside) if inside.is_dir() else inside.read_bytes()
+
+        known = FileNotFoundError, IsADirectoryError, NotADirectoryError
+        try:
+            read(self._directory / str(step))
+        except OSError as found:
+            error = found
+        return isinstance(error, OSError) and not isinstance(error, known)
 
     def _damaged(self, step: int, reason: str) -> DamagedCheckpointError:
         path = self._directory / str(step)

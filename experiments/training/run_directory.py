@@ -30,6 +30,7 @@ from experiments.core.storage import (
     exclusive,
     is_remote,
     load_json,
+    regular,
     write_atomically,
     write_json,
     writing,
@@ -39,6 +40,8 @@ from experiments.training.checkpoints import some_lines
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+"""These numbers are strings there."""
 
 
 class ConfigMismatchError(ExperimentError):
@@ -175,10 +178,12 @@ class MetricsLog(ExitStack):
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file; a cut one, as by a kill, is left out with a warning."""
-    rows, lines = [], path.read_bytes().splitlines()
+    rows, lines = [], regular(path).read_bytes().splitlines()
     for line in lines:
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             check_json(row := json.loads(line), {"step": int})
+            for name, value in row.items():
+                check_json(value, str if value in _NOT_FINITE else float, name)
             rows.append(row)
     if cut := len(lines) - len(rows):
         logger.warning("%s: %d of %d lines are cut and left out", path, cut, len(lines))

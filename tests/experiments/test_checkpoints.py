@@ -208,8 +208,22 @@ def test_a_damaged_header_does_not_take_the_place_of_the_best(tmp_path):
         assert best_step(checkpoints) == 4
 
 
+def refused(path):
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("error", "read"),
+    [
+        (OSError(errno.EIO, "Input/output error"), Path.read_bytes),
+        (ValueError("PERMISSION_DENIED: as TensorStore says it"), refused),
+        (type("RefreshError", (Exception,), {"__module__": "google.auth.exceptions"})("token"),)
+        + (Path.read_bytes,),
+    ],
+    ids=["disk", "permission", "network"],
+)
 def test_what_another_process_removes_or_a_disk_cannot_read_is_no_damage(
-    tmp_path, caplog, monkeypatch
+    tmp_path, caplog, monkeypatch, error, read
 ):
     fill(tmp_path, {1: 0.1, 2: 0.2})
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
@@ -221,10 +235,11 @@ def test_what_another_process_removes_or_a_disk_cannot_read_is_no_damage(
     with Checkpoints(tmp_path) as checkpoints:
 
         def failing(*args, **how):
-            raise OSError(errno.EIO, "Input/output error")
+            raise error
 
         monkeypatch.setattr(checkpoints._manager, "restore", failing)
-        with pytest.raises(CheckpointError, match=r"cannot read .*Input/output") as caught:
+        monkeypatch.setattr(Path, "read_bytes", read)
+        with pytest.raises(CheckpointError, match=r"cannot read checkpoint 2") as caught:
             newest(checkpoints)
         assert not isinstance(caught.value, DamagedCheckpointError)
         assert checkpoints.steps() == [1, 2]

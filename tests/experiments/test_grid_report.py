@@ -262,7 +262,9 @@ def test_metrics_of_a_run_and_the_baseline_are_columns_without_differences(tmp_p
     assert "sum" not in of_differences.partition("- ")[0]
     assert {difference["metric"] for difference in stored["differences"]} == {"error"}
     # Alone, they have no table of differences.
-    assert "Difference from" not in written(tmp_path, [methods], runs, ["sum"], **options)[0]
+    assert (
+        "Difference from" not in written(tmp_path, [methods], runs, metrics=["sum"], **options)[0]
+    )
     # Without a baseline, there are none.
     assert "sum" not in written(tmp_path, [methods], runs, pair_metrics=pair_metrics)[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +34,8 @@ def test_a_terminal_shows_what_it_would_obey_and_what_it_cannot_encode(text, enc
         terminal = Terminal(stream)
         print(text, end="", file=terminal, flush=True)
         assert content.getvalue().decode(encoding) == shown
+        assert terminal.encoding == encoding
+        assert not terminal.isatty()
         del terminal  # It leaves the stream open.
         stream.write("more")
 
@@ -54,6 +57,14 @@ def test_output_and_errors_of_a_command_are_printable(monkeypatch, capsys, error
     assert printed.out == f"{_SHOWN}\n"
     assert _SHOWN in printed.err or not error
     assert "\x1b" not in printed.err
+
+
+def test_a_terminal_and_a_closed_stream_are_what_they_are(monkeypatch):
+    stream = SimpleNamespace(isatty=lambda: True, fileno=lambda: 5, encoding="utf-8")
+    terminal = Terminal(stream)  # As of a notebook, which cannot `reconfigure`.
+    assert (terminal.isatty(), terminal.fileno(), terminal.encoding) == (True, 5, "utf-8")
+    monkeypatch.setattr("sys.stderr", None)
+    assert main(["power", "--deviation", "1", "--effect", "0"]) == 2
 
 
 def test_text_of_others_is_text_in_markdown():
