@@ -38,7 +38,7 @@ class Terminal(io.TextIOBase):
             stream.reconfigure(errors="backslashreplace")
 
     @property
-    def encoding(self) -> str:
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """That of the stream, by which a progress bar chooses its signs."""
         return self._stream.encoding
 

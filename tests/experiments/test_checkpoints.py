@@ -208,6 +208,12 @@ def test_a_damaged_header_does_not_take_the_place_of_the_best(tmp_path):
         assert best_step(checkpoints) == 4
 
 
+class RefreshError(Exception):
+    """As of a library below gcsfs."""
+
+    __module__ = "google.auth.exceptions"
+
+
 def refused(path):
     raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -217,8 +223,7 @@ def refused(path):
     [
         (OSError(errno.EIO, "Input/output error"), Path.read_bytes),
         (ValueError("PERMISSION_DENIED: as TensorStore says it"), refused),
-        (type("RefreshError", (Exception,), {"__module__": "google.auth.exceptions"})("token"),)
-        + (Path.read_bytes,),
+        (RefreshError("token"), Path.read_bytes),
     ],
     ids=["disk", "permission", "network"],
 )
