@@ -153,7 +153,7 @@ def test_splits_have_their_own_images(voc):
     assert both.parts(voc).keys() == {"train", "test"}
     parts = [protocol.load(voc, split) for split in ("train", "validation")]
     assert contents(both.load(voc, "train")) == contents(*parts)
-    with pytest.raises(ConfigError, match=r"no validation images, only train, test; .* data\.hold"):
+    with pytest.raises(ConfigError, match=r"no validation images, only train, test; .*data\.hold"):
         both.load(voc, "validation")
 
 
