@@ -136,7 +136,7 @@ def bucket(tmp_path_factory) -> Iterator[Path]:
 def killed_after(monkeypatch) -> Callable[[int, Callable[[], object]], None]:
     """Calls what trains, which dies when so many batches are drawn: between two checkpoints."""
 
-    class Killed(Exception):
+    class Killed(BaseException):  # `main` ends with any other error.
         pass
 
     def run(steps: int, training: Callable[[], object]) -> None:

@@ -69,7 +69,7 @@ def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path,
     assert main(["evaluate", str(run), *data, "--set", "evaluation.ways=500"]) == 2
     assert "500" in capsys.readouterr().err
     assert main(["evaluate", str(run), *data, "--set", "loss.name=nca"]) == 2
-    assert "few-shot has no loss.name; it has evaluation.ways" in capsys.readouterr().err
+    assert "few-shot has no loss.name; it has the options of" in capsys.readouterr().err
 
 
 PLACES = "--data-dir data --manual-dir manual"

@@ -126,7 +126,7 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
     names += ["novel share of eq. (10)", "validation share of eq. (10)"]
     every = [*names, *(f"{name} (last)" for name in names)]
     assert [metric["name"] for metric in report["metrics"]] == every
-    assert [metric.name for metric in plan_run(TINY).protocol.metrics] == every
+    assert [metric.name for metric in plan_run(TINY).metrics] == every
 
     run = load_run(trained)
     outputs_of = build_outputs(run.graphdef, run.objective, TINY.data, run.class_counts)

@@ -238,7 +238,7 @@ def test_evaluations_of_a_run_are_kept_and_compared(grid, folders, capsys, monke
     run = report_of(grid, "nca").parent
     command = ["evaluate", str(run), "--data-dir", str(folders.data_dir), "--split", "validation"]
     command += ["--over", "evaluation.ways=2,4", "--baseline", "evaluation.ways=2"]
-    command += ["--evaluation.queries", "3", "--metrics", "5-shot accuracy"]
+    command += ["--set", "evaluation.queries=3", "--metrics", "5-shot accuracy"]
     assert main(command) == 0
     shown = squeezed(capsys.readouterr().out)
     root = run / "evaluations" / "validation-step2,evaluation.queries=3"
@@ -253,5 +253,5 @@ def test_evaluations_of_a_run_are_kept_and_compared(grid, folders, capsys, monke
     assert f"| 4 | {100 * np.subtract(*values[::-1]):+.2f} |".replace("-", "−") in shown
     monkeypatch.setattr("experiments.sweeps.grid.evaluate", None)  # They are read.
     assert main(command) == 0
-    assert main([*command, "--evaluation.ways", "3"]) == 2
+    assert main([*command, "--set", "evaluation.ways=3"]) == 2
     assert "the grid sets --evaluation.ways in every run" in capsys.readouterr().err
