@@ -322,19 +322,19 @@ def unlabelled(per_sample, over_rows=over_rows):
     """A loss of features alone, from the losses of those that are not padding."""
 
     @over_rows
-    def of_rows(features, _):
-        return per_sample(features)
+    def of_rows(features, _, **options):
+        return per_sample(features, **options)
 
     return lambda features, **options: of_rows(features, np.zeros(len(features), int), **options)
 
 
 @unlabelled
-def koleo_loss(features):
+def koleo_loss(features, epsilon=1e-8):
     if len(features) < 2:
         return [None] * len(features)
     gaps = -similarities(unit(features), unit(features), "negative_distance")
     np.fill_diagonal(gaps, np.inf)
-    return list(-np.log(np.min(gaps, axis=1) + 1e-8))
+    return list(-np.log(np.min(gaps, axis=1) + epsilon))
 
 
 # Two towers ----
