@@ -79,7 +79,7 @@ myst_heading_anchors = 4
 myst_dmath_double_inline = True
 
 # A cached page is run again when its own code or the library changes.
-_sources = sorted([*(ROOT / "jaxloss").rglob("*.py"), ROOT / "experiments" / "runs.py"])
+_sources = sorted([*(ROOT / "jaxloss").rglob("*.py"), ROOT / "experiments" / "run.py"])
 _library = hashlib.sha256(b"".join(path.read_bytes() for path in _sources)).hexdigest()[:12]
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(DOCS / "_build" / "executed" / _library)

@@ -487,9 +487,9 @@ def _restore(path: Path, which: str, plan: Plan | None = None) -> RestoredRun:
 
 
 def config_of_run(path: Path) -> TrainConfig:
-    """The configuration in the newest intact checkpoint of a run; errors as in `load_run`."""
+    """The configuration that a run stores with its checkpoints; reads no arrays."""
     with Checkpoints(run_folder(path) / CHECKPOINTS_FOLDER, read_only=True) as checkpoints:
-        return config_from_dict(checkpoints.read_intact()[0].meta["config"])
+        return config_from_dict(checkpoints.newest_meta()["config"])
 
 
 def features_of(

@@ -42,9 +42,9 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
-def nearest_path(path: Path, pattern: str = "*") -> str:
-    """As `nearest`, of what is beside a path: all, or the folders alone by the pattern `*/`."""
-    return nearest(path.name, [p.name for p in path.parent.glob(pattern)], f"{path.parent}/")
+def nearest_path(path: Path) -> str:
+    """As `nearest`, of what is beside a path."""
+    return nearest(path.name, [p.name for p in path.parent.glob("*")], f"{path.parent}/")
 
 
 def reason_of(error: BaseException) -> str:

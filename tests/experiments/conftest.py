@@ -9,7 +9,7 @@ from unittest.mock import DEFAULT, Mock
 
 import pytest
 
-from experiments import run as assembly
+from experiments import run as run_module
 from experiments.core.config import Folders
 from experiments.core.storage import storage_path
 from experiments.data.pipeline import RecordImages
@@ -140,9 +140,9 @@ def killed_after(monkeypatch) -> Callable[[int, Callable[[], object]], None]:
         pass
 
     def run(steps: int, training: Callable[[], object]) -> None:
-        draws = Mock(wraps=assembly.draw_batch, side_effect=[*[DEFAULT] * steps, Killed])
+        draws = Mock(wraps=run_module.draw_batch, side_effect=[*[DEFAULT] * steps, Killed])
         with monkeypatch.context() as patch:
-            patch.setattr(assembly, "draw_batch", draws)
+            patch.setattr(run_module, "draw_batch", draws)
             with pytest.raises(Killed):
                 training()
 

@@ -254,6 +254,10 @@ class _Unreachable(aiohttp.ClientError):
         (_Unreachable("no\nnetwork"), "cannot reach Google Cloud Storage: no network"),
         (RuntimeError("RESOURCE_EXHAUSTED:\n8 bytes"), "there is not enough memory; choose a"),
         (MemoryError(), "there is not enough memory; choose a smaller batch"),
+        (
+            RuntimeError("Unable to initialize backend 'tpu':\n…"),
+            "JAX finds no device; unset JAX",
+        ),
         (ValueError("a mistake of ours"), ""),
         (OSError("a mistake of ours"), ""),
     ],
@@ -352,3 +356,41 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
         process.send_signal(signal.SIGINT)
         assert "Traceback" not in process.stderr.read()
     assert process.returncode == -signal.SIGINT
+
+
+_DROPPED = """
+import gc, runpy, signal, sys, time
+import experiments.cli.main as cli
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Collected:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def in_callback(*_):
+    gc.callbacks.remove(in_callback)
+    signal.raise_signal(signal.SIGINT)
+
+def evaluate(*_):
+    if number % 2:
+        Collected()
+    else:
+        gc.callbacks.append(in_callback)
+        gc.collect()
+    time.sleep(20)
+
+cli._run = evaluate
+for number in range(10):
+    try:
+        runpy.run_module("experiments", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        assert end.code == 130, end.code
+"""
+
+
+def test_an_interrupt_that_python_drops_comes_again():
+    """As one that meets JAX's callback on freed memory, or a `__del__` of Orbax."""
+    command = [sys.executable, "-c", _DROPPED, "datasets"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.stderr == 10 * "\nstopped; run the same command to continue or to start again\n"

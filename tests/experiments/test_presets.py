@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import run as assembly
+from experiments import run as run_module
 from experiments.benchmark.compilation import num_classes
 from experiments.cli.main import parse
 from experiments.core.config import replace_option, set_options
@@ -144,7 +144,7 @@ def test_a_second_step_can_follow_the_first(name, tmp_path, monkeypatch):
         def build_backbone(config, *, image_shape, axis_name, rngs):
             return Pooled(plan.num_features, image_shape[-1], rngs)
 
-        monkeypatch.setattr(assembly, "build_backbone", build_backbone)
+        monkeypatch.setattr(run_module, "build_backbone", build_backbone)
     counts = np.maximum(500 - 4 * np.arange(num_classes(plan)), 20)
 
     def first_step(images, labels):

@@ -13,7 +13,7 @@ import jax
 import pytest
 from flax import nnx
 
-from experiments import run as assembly
+from experiments import run as run_module
 from experiments.core.config import ModelConfig, SamplingConfig
 from experiments.models.layers import Backbone
 from experiments.papers import config_from_dict
@@ -38,7 +38,7 @@ class Pooled(Backbone):
 @contextlib.contextmanager
 def light_backbones() -> Iterator[None]:
     """Trains `Pooled` in the place of every backbone."""
-    build = assembly.build_backbone
+    build = run_module.build_backbone
 
     def build_backbone(config, *, rngs, image_shape, axis_name):
         options = {"image_shape": image_shape, "axis_name": axis_name}
@@ -46,7 +46,7 @@ def light_backbones() -> Iterator[None]:
         return Pooled(known.num_features, image_shape[-1], rngs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembly, "build_backbone", build_backbone)
+        patch.setattr(run_module, "build_backbone", build_backbone)
         yield
 
 
