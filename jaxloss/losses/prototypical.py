@@ -10,11 +10,12 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss.core import batch, checks
+from jaxloss.core.backend import on_cpu
 from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import sizes_are_known, wide_dtype, widen
 from jaxloss.core.logsumexp import softplus
-from jaxloss.core.products import Low, low_dtypes
+from jaxloss.core.products import Low, low_dtypes, product
 from jaxloss.core.sharding import divided
 from jaxloss.pairs.comparison import compare
 from jaxloss.pairs.queue import Queue
@@ -203,11 +204,12 @@ def _means(
     Large means are shared out over it: a device has those of as many slots as each of the others.
     It is None where every device has all of them.
     """
-    (features,), number = widen(rows.features), classes.number
-    ones = jnp.ones_like(features[:, 0])
+    features, number = rows.features, classes.number
+    dtype = wide_dtype(features)
+    ones = jnp.ones(features.shape[0], dtype)
     sizes = batch.sum_over(jax.ops.segment_sum(ones, classes.of_rows, number), axis_name)
-    if axis_name is None or fits(number * features.shape[1], features.dtype):
-        sums = batch.sum_over(jax.ops.segment_sum(features, classes.of_rows, number), axis_name)
+    if axis_name is None or fits(number * features.shape[1], dtype):
+        sums = batch.sum_over(_sums(features, classes.of_rows, number), axis_name)
         return sums / jnp.maximum(sizes, 1)[:, None], sizes, None
     devices = batch.axis_size(axis_name)
     share = -(-number // devices)
@@ -218,11 +220,23 @@ def _means(
         # Those of one device at a time: no device has the sums of all classes at once.
         slots = classes.of_rows - begin
         slots = jnp.where((slots >= 0) & (slots < share), slots, share)
-        theirs = batch.sum_over(jax.ops.segment_sum(features, slots, share), axis_name)
+        theirs = batch.sum_over(_sums(features, slots, share), axis_name)
         return jnp.where(begin == first, theirs, sums), None
 
     begins = share * jnp.arange(devices, dtype=jnp.int32)
-    sums = batch.vary_alike((jnp.zeros_like(features, shape=(share, features.shape[1])), first))[0]
+    sums = batch.vary_alike((jnp.zeros_like(features, dtype, (share, features.shape[1])), first))[0]
     sums, _ = lax.scan(jax.checkpoint(of_device), sums, begins)
     own = lax.dynamic_slice_in_dim(sizes, first, share)
     return sums / jnp.maximum(own, 1)[:, None], sizes, axis_name
+
+
+def _sums(
+    features: Float[Array, "m d"], slots: Int32[Array, " m"], number: int
+) -> Float[Array, "C d"]:
+    """Returns the sums of the rows of each slot."""
+    (wide,) = widen(features)
+    if on_cpu() or not fits(slots.shape[0] * number, wide.dtype):
+        return jax.ops.segment_sum(wide, slots, number)
+    # Accelerators multiply faster than they add rows to rows.
+    is_of = (jnp.arange(number, dtype=jnp.int32)[:, None] == slots[None, :]).astype(wide.dtype)
+    return product(is_of, wide, low_dtypes(features) * 2)
