@@ -12,6 +12,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer, Key, UInt, UInt32
 
 from jaxloss.core import batch, checks
+from jaxloss.core.backend import on_cpu, platform
 from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.logsumexp import softplus
 from jaxloss.core.products import product
@@ -92,22 +93,36 @@ def group_softmax_loss(
     checks.same_shape("groups", groups, "features", features, hint)
 
     num_classes = weights.shape[1]
-    numbers = jnp.arange(num_groups, dtype=groups.dtype)
-    is_member = groups[:, None, :] == numbers[None, :, None]
-    members = jnp.where(is_member, features[:, None, :], 0)
+    axis = 1 if on_cpu() else 0
+    members = _members(features, groups, num_groups, axis)
     # A row for each group of each sample, by one product of [n·G, d] and [d, C].
     logits = product(members.reshape(-1, weights.shape[0]), weights, low)
     logits = logits if bias is None else logits + (bias / num_groups)[None, :]
     scale = num_groups if bound == "tight" else 1
     logits = scale * logits
-    is_own = jnp.repeat(batch.is_own_class(labels, num_classes), num_groups, axis=0)
-    of_groups = softplus(gaps_to_own(logits, is_own))
-    values = jnp.sum(of_groups.reshape(-1, num_groups), axis=1) / scale
+    of_rows = jnp.broadcast_to(jnp.expand_dims(labels, axis), members.shape[:2]).reshape(-1)
+    of_groups = softplus(gaps_to_own(logits, batch.is_own_class(of_rows, num_classes)))
+    values = jnp.sum(of_groups.reshape(members.shape[:2]), axis=axis) / scale
     # A feature outside all groups must not be ignored: treat its sample as one without a class.
     outside = jnp.any((groups < 0) | (groups >= num_groups), axis=1)
     labels = jnp.where(outside, num_classes, labels)
     values = batch.nan_where_no_class(values, labels, valid, num_classes)
     return batch.reduce(values, valid, sample_weights, reduction, axis_name)
+
+
+def _members(
+    features: Float[Array, "n d"], groups: Integer[Array, "n d"], num_groups: int, axis: int
+) -> Float[Array, "a b d"]:
+    """Returns the features of each group, with 0 for the others. The groups are along the axis."""
+    if axis == 0 and num_groups <= _MOST_APART:
+        return jnp.stack([jnp.where(groups == group, features, 0) for group in range(num_groups)])
+    numbers = jnp.arange(num_groups, dtype=groups.dtype)
+    is_member = jnp.expand_dims(groups, axis) == jnp.expand_dims(numbers, (1 - axis, 2))
+    return jnp.where(is_member, jnp.expand_dims(features, axis), 0)
+
+
+_MOST_APART = 16
+"""Groups that are masked one by one: a TPU would write the copies of a broadcast array."""
 
 
 def _checked(
@@ -298,8 +313,16 @@ def _largest(
 
     def step(number: UInt[Array, "n E"], power: UInt[Array, ""]) -> tuple[Array, None]:
         trial = number | power
-        fits = jnp.sum(below(trial), axis=2, dtype=jnp.int32) <= ends
-        return jnp.where(fits, trial, number), None
+        return jnp.where(_count(below(trial)) <= ends, trial, number), None
 
     start = jnp.zeros_like(keys, shape=(keys.shape[0], ends.shape[1]))
     return lax.scan(step, start, powers)[0]
+
+
+def _count(mask: Bool[Array, "n E d"]) -> Int32[Array, "n E"]:
+    """Returns how many features are in the mask."""
+    if platform() != "tpu":
+        return jnp.sum(mask, axis=2, dtype=jnp.int32)
+    # The matrix unit adds up faster than a vector unit does across its lanes.
+    ones = jnp.ones((mask.shape[2], 8), jnp.int8)
+    return jnp.matmul(mask.astype(jnp.int8), ones, preferred_element_type=jnp.int32)[:, :, 0]
