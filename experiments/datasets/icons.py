@@ -38,8 +38,8 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
     return {
         split: ClassSplit(
             {name: np.flatnonzero(labels == of).tolist() for name, of in _labels(split).items()},
-            lambda: picture,
             "icons.json",
+            lambda: picture,
         )
         for split in _SPLITS
     }

@@ -1,4 +1,4 @@
-"""Data sets with one list of files per split: Food-101, SUN397, DTD, Aircraft, Pets."""
+"""Data sets with one list of files per split: Food-101, SUN397, DTD, Aircraft, Pets, Cars."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
-from experiments.datasets.archives import DamagedArchiveError, brief
-from experiments.datasets.base import TRAIN_TEST, TRAIN_VALIDATION_TEST, photographs
+from experiments.datasets.archives import DamagedArchiveError, brief, names_file
+from experiments.datasets.base import photographs
 from experiments.datasets.layouts import PARTS, Layout, Part, SearchPath, inside
+from experiments.datasets.pickles import load_mat
 from experiments.datasets.readers import read_names, relative, text
-from experiments.datasets.splits import ClassSplit, split_of_files
+from experiments.datasets.splits import ClassSplit, grouped, split_of_files
 
 Parse = Callable[[str], tuple[str, str] | None]
 """Parses a line into a class and a file relative to the image folder; None if it is malformed."""
@@ -48,15 +49,13 @@ def _within(folder: str, member: str) -> str:
 
 
 def _read_list(path: Path, parse: Parse) -> dict[str, list[str]]:
-    classes: dict[str, list[str]] = {}
-    for line in read_names(path):
-        if line.startswith("#"):
-            continue
-        entry, place = parse(line), f"{path}, line {brief(line)}"
-        if entry is None:
+    def entry(line: str) -> tuple[str, str]:
+        place = f"{path}, line {brief(line)}"
+        if (found := parse(line)) is None:
             raise DamagedArchiveError(f"{place}: expected an image and a class")
-        classes.setdefault(text(entry[0], place), []).append(relative(entry[1], place))
-    return classes
+        return text(found[0], place), relative(found[1], place)
+
+    return grouped(entry(line) for line in read_names(path) if not line.startswith("#"))
 
 
 def _by_folder(ending: str = "") -> Parse:
@@ -83,6 +82,38 @@ def _scene(line: str) -> tuple[str, str] | None:
     return (match[2], match[1]) if match else None
 
 
+# --- Stanford Cars ------------------------------------------------------------------------------
+
+_DEVKIT = ("car_devkit.tgz", "cars_devkit.tgz")
+_META, _TRAIN = (
+    Part(f"devkit/{name}.mat", _DEVKIT, (f"devkit/{name}.mat", f"{name}.mat"))
+    for name in ("cars_meta", "cars_train_annos")
+)
+# The devkit has no classes of the test images.
+_TEST = ("cars_test_annos_withlabels.mat", "devkit/cars_test_annos_withlabels.mat")
+_TRAIN_IMAGES, _TEST_IMAGES = (
+    Part(name, (f"{name}.tgz",), (f"{name}/{name}", name)) for name in ("cars_train", "cars_test")
+)
+
+
+def _read_cars(search_path: SearchPath) -> dict[str, ClassSplit]:
+    names = load_mat(_META.locate(search_path), "class_names")["class_names"].tolist()
+    train, test = _TRAIN.locate(search_path), search_path.get(*_TEST)
+    return {
+        "train": _read_annotations(train, names, _TRAIN_IMAGES.locate(search_path)),
+        "test": _read_annotations(test, names, _TEST_IMAGES.locate(search_path)),
+    }
+
+
+@names_file
+def _read_annotations(path: Path, names: list[str], folder: Path) -> ClassSplit:
+    classes: dict[str, list[Path]] = {name: [] for name in names}
+    for image in load_mat(path, "annotations")["annotations"]:
+        file = PurePosixPath(relative(image["fname"], path)).name
+        classes[names[image["class"] - 1]].append(folder / file)
+    return ClassSplit({name: sorted(of) for name, of in classes.items()}, path)
+
+
 _FOOD = Part("food-101", ("food-101.tar.gz",))
 _TEXTURES = ("dtd-r1.0.1.tar.gz", "dtd-r1.0.tar.gz")
 _AIRCRAFT = Part("fgvc-aircraft-2013b", ("fgvc-aircraft-2013b.tar.gz",))
@@ -102,7 +133,6 @@ DATASETS = (
                 below="images",
             ),
         ),
-        split_folders=TRAIN_TEST,
         source="Bossard et al., ECCV 2014, https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
         folders=("food101", "."),
     ),
@@ -120,7 +150,6 @@ DATASETS = (
                 _scene,
             ),
         ),
-        split_folders=TRAIN_TEST,
         source="Xiao et al., CVPR 2010, https://vision.princeton.edu/projects/2010/SUN/",
         folders=("sun397", "SUN397", "."),
     ),
@@ -137,7 +166,6 @@ DATASETS = (
                 _by_folder(),
             ),
         ),
-        split_folders=TRAIN_VALIDATION_TEST,
         source="Cimpoi et al., CVPR 2014, https://www.robots.ox.ac.uk/~vgg/data/dtd/",
         folders=("dtd", "."),
     ),
@@ -155,7 +183,6 @@ DATASETS = (
                 below="data/images",
             ),
         ),
-        split_folders=TRAIN_VALIDATION_TEST,
         source="Maji et al., 2013, https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
         folders=("aircraft", "."),
     ),
@@ -172,9 +199,22 @@ DATASETS = (
                 _breed,
             ),
         ),
-        split_folders=TRAIN_TEST,
         source="Parkhi et al., CVPR 2012, https://www.robots.ox.ac.uk/~vgg/data/pets/",
         # The archives have generic names, so they must be in the data set's own folder.
         folders=("oxford-iiit-pet", "pets"),
+    ),
+    photographs(
+        name="cars",
+        description="16,185 photographs of 196 cars (Stanford Cars)",
+        classes={"train": 196, "test": 196},
+        layouts=(
+            Layout(
+                "the two archives of Krause et al., the devkit and the classes of the test images",
+                (_TRAIN_IMAGES.names, _TEST_IMAGES.names, _META.names, _TRAIN.names, _TEST),
+                _read_cars,
+            ),
+        ),
+        source="Krause et al., 3dRR 2013, https://ai.stanford.edu/~jkrause/cars/car_dataset.html",
+        folders=("stanford_cars", "cars", "."),
     ),
 )
