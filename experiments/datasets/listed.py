@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from experiments.datasets.archives import DamagedArchiveError, brief, names_file
-from experiments.datasets.base import photographs
+from experiments.datasets.base import Dataset, photographs
 from experiments.datasets.layouts import PARTS, Layout, Part, SearchPath, inside
 from experiments.datasets.pickles import load_mat
 from experiments.datasets.readers import read_names, relative, text
@@ -18,9 +19,18 @@ Parse = Callable[[str], tuple[str, str] | None]
 
 
 def _listed(
-    title: str, images: Part, lists: Part, files: Mapping[str, str], parse: Parse, below: str = "."
-) -> Layout:
-    """The layout with the image folder `below` of `images`, and one of the `lists` per split."""
+    name: str,
+    description: str,
+    classes: int,
+    title: str,
+    images: Part,
+    lists: Part,
+    files: Mapping[str, str],
+    parse: Parse,
+    below: str = ".",
+    **more: Any,
+) -> Dataset:
+    """A data set with the image folder `below` of `images`, and one of the `lists` per split."""
 
     def read(search_path: SearchPath) -> dict[str, ClassSplit]:
         folder = lists.locate(search_path)
@@ -40,7 +50,13 @@ def _listed(
             for split, classes in listed.items()
         }
 
-    return Layout(title, tuple(dict.fromkeys((images.names, lists.names))), read)
+    return photographs(
+        name=name,
+        description=description,
+        classes=dict.fromkeys(files, classes),
+        layouts=(Layout(title, tuple(dict.fromkeys((images.names, lists.names))), read),),
+        **more,
+    )
 
 
 def _within(folder: str, member: str) -> str:
@@ -114,91 +130,74 @@ def _read_annotations(path: Path, names: list[str], folder: Path) -> ClassSplit:
     return ClassSplit({name: sorted(of) for name, of in classes.items()}, path)
 
 
+# --- All ----------------------------------------------------------------------------------------
+
 _FOOD = Part("food-101", ("food-101.tar.gz",))
 _TEXTURES = ("dtd-r1.0.1.tar.gz", "dtd-r1.0.tar.gz")
 _AIRCRAFT = Part("fgvc-aircraft-2013b", ("fgvc-aircraft-2013b.tar.gz",))
 
 DATASETS = (
-    photographs(
-        name="food101",
-        description="101,000 photographs of 101 dishes",
-        classes={"train": 101, "test": 101},
-        layouts=(
-            _listed(
-                "the archive of Bossard et al.",
-                _FOOD,
-                _FOOD,
-                {"train": "meta/train.txt", "test": "meta/test.txt"},
-                _by_folder(".jpg"),
-                below="images",
-            ),
-        ),
+    _listed(
+        "food101",
+        "101,000 photographs of 101 dishes",
+        101,
+        "the archive of Bossard et al.",
+        _FOOD,
+        _FOOD,
+        {"train": "meta/train.txt", "test": "meta/test.txt"},
+        _by_folder(".jpg"),
+        below="images",
         source="Bossard et al., ECCV 2014, https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
         folders=("food101", "."),
     ),
-    photographs(  # The first of ten published partitions: 50 images per class and split.
-        name="sun397",
-        description="39,700 photographs of 397 scenes (the first partition of SUN397)",
-        classes={"train": 397, "test": 397},
-        layouts=(
-            _listed(
-                "images and partitions of Xiao et al.",
-                # The data set's own folder may have the same name and contain the archive.
-                Part("SUN397", ("SUN397.tar.gz",), contains="a"),
-                Part(".", ("Partitions.zip",), ("Partitions", "SUN397/Partitions")),
-                {"train": "Training_01.txt", "test": "Testing_01.txt"},
-                _scene,
-            ),
-        ),
+    # The first of ten published partitions: 50 images per class and split.
+    _listed(
+        "sun397",
+        "39,700 photographs of 397 scenes (the first partition of SUN397)",
+        397,
+        "images and partitions of Xiao et al.",
+        # The data set's own folder may have the same name and contain the archive.
+        Part("SUN397", ("SUN397.tar.gz",), contains="a"),
+        Part(".", ("Partitions.zip",), ("Partitions", "SUN397/Partitions")),
+        {"train": "Training_01.txt", "test": "Testing_01.txt"},
+        _scene,
         source="Xiao et al., CVPR 2010, https://vision.princeton.edu/projects/2010/SUN/",
         folders=("sun397", "SUN397", "."),
     ),
-    photographs(
-        name="dtd",
-        description="5,640 photographs of 47 textures (the first split of DTD)",
-        classes=dict.fromkeys(PARTS, 47),
-        layouts=(
-            _listed(
-                "the archive of Cimpoi et al.",
-                Part("dtd/images", _TEXTURES),
-                Part("dtd/labels", _TEXTURES),
-                {split: f"{part}1.txt" for split, part in PARTS.items()},
-                _by_folder(),
-            ),
-        ),
+    _listed(
+        "dtd",
+        "5,640 photographs of 47 textures (the first split of DTD)",
+        47,
+        "the archive of Cimpoi et al.",
+        Part("dtd/images", _TEXTURES),
+        Part("dtd/labels", _TEXTURES),
+        {split: f"{part}1.txt" for split, part in PARTS.items()},
+        _by_folder(),
         source="Cimpoi et al., CVPR 2014, https://www.robots.ox.ac.uk/~vgg/data/dtd/",
         folders=("dtd", "."),
     ),
-    photographs(
-        name="aircraft",
-        description="10,000 photographs of 100 variants of aircraft (FGVC-Aircraft)",
-        classes=dict.fromkeys(PARTS, 100),
-        layouts=(
-            _listed(
-                "the archive of Maji et al.",
-                _AIRCRAFT,
-                _AIRCRAFT,
-                {split: f"data/images_variant_{part}.txt" for split, part in PARTS.items()},
-                _number_and_class,
-                below="data/images",
-            ),
-        ),
+    _listed(
+        "aircraft",
+        "10,000 photographs of 100 variants of aircraft (FGVC-Aircraft)",
+        100,
+        "the archive of Maji et al.",
+        _AIRCRAFT,
+        _AIRCRAFT,
+        {split: f"data/images_variant_{part}.txt" for split, part in PARTS.items()},
+        _number_and_class,
+        below="data/images",
         source="Maji et al., 2013, https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
         folders=("aircraft", "."),
     ),
-    photographs(
-        name="pets",
-        description="7,349 photographs of 37 breeds of cats and dogs (Oxford-IIIT)",
-        classes={"train": 37, "test": 37},
-        layouts=(
-            _listed(
-                "the archives of Parkhi et al.",
-                Part("images", ("images.tar.gz",)),
-                Part("annotations", ("annotations.tar.gz",)),
-                {"train": "trainval.txt", "test": "test.txt"},
-                _breed,
-            ),
-        ),
+    _listed(
+        "pets",
+        "7,349 photographs of 37 breeds of cats and dogs (Oxford-IIIT)",
+        37,
+        "the archives of Parkhi et al.",
+        Part("images", ("images.tar.gz",)),
+        Part("annotations", ("annotations.tar.gz",)),
+        {"train": "trainval.txt", "test": "test.txt"},
+        _breed,
         source="Parkhi et al., CVPR 2012, https://www.robots.ox.ac.uk/~vgg/data/pets/",
         # The archives have generic names, so they must be in the data set's own folder.
         folders=("oxford-iiit-pet", "pets"),

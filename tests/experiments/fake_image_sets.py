@@ -23,6 +23,7 @@ from tests.experiments.fake_archives import (
     PARTS,
     Counts,
     Expected,
+    Fakes,
     arrays,
     colour,
     expect,
@@ -36,20 +37,26 @@ from tests.experiments.fake_archives import (
     write_pickle,
 )
 
+_TWO: Counts = {"train": {"ant": 3, "bee": 2}, "test": {"ant": 1, "bee": 2}}
+_THREE: Counts = {"train": _TWO["train"], "validation": {"ant": 1, "bee": 1}, "test": _TWO["test"]}
 
-def class_folders(manual_dir: Path, name: str, *parts: str, ending: str = "jpg") -> Expected:
+
+def _both(names: Iterable[str], count: int = 2) -> Counts:
+    """The same classes for training and test."""
+    return {split: dict.fromkeys(names, count) for split in _TWO}
+
+
+def class_folders(manual_dir: Path, name: str, *parts: str) -> Expected:
     """`NAME/train/CLASS/*.jpg` and so on; the last part is the test split."""
     splits = ("train", "validation", "test") if len(parts) == 3 else ("train", "test")
     classes = {split: {"ant": 2, "bee fly": 1 + len(split) % 2} for split in splits}
     for split, part in zip(splits, parts, strict=True):
-        file = f"{name}/{part}/{{name}}/{{i:03}}.{ending}"
-        write_photos(manual_dir, {split: classes[split]}, file, size=(20, 24))
+        write_photos(manual_dir, {split: classes[split]}, f"{name}/{part}/{{name}}/{{i:03}}.jpg")
     return expect(classes)
 
 
-_TWO: Counts = {"train": {"ant": 3, "bee": 2}, "test": {"ant": 1, "bee": 2}}
-_THREE: Counts = {"train": _TWO["train"], "validation": {"ant": 1, "bee": 1}, "test": _TWO["test"]}
-_PARTS = {split: PARTS[split] for split in _THREE}
+def class_folders_of_food101(manual_dir: Path) -> Expected:
+    return class_folders(manual_dir, "food101", "train", "val")
 
 
 def food101_folder(manual_dir: Path) -> Expected:
@@ -58,26 +65,16 @@ def food101_folder(manual_dir: Path) -> Expected:
     return expect(_TWO)
 
 
-def class_folders_of_food101(manual_dir: Path) -> Expected:
-    return class_folders(manual_dir, "food101", "train", "val")
-
-
-_SCENES: Counts = {
-    "train": {"abbey": 2, "apartment_building/outdoor": 3},
-    "test": {"abbey": 2, "apartment_building/outdoor": 1},
-}
-
-
 def sun397(manual_dir: Path) -> Expected:
     """`SUN397.tar.gz`, with images that no list names, and `Partitions.zip`."""
-    file = "/a/{name}/sun_{split}{i}.jpg"
+    classes, file = _both(("abbey", "apartment_building/outdoor")), "/a/{name}/sun_{split}{i}.jpg"
     with packed(manual_dir / "SUN397.tar.gz") as folder:
         write_lines(folder / "SUN397/a/abbey/sun_none.jpg", ["no image, in no list"])
-        lists = write_photos(folder, _SCENES, f"SUN397{file}", file, size=(30, 40))
+        lists = write_photos(folder, classes, f"SUN397{file}", file)
     with packed(manual_dir / "Partitions.zip") as partitions:
         write_lines(partitions / "Training_01.txt", lists["train"])
         write_lines(partitions / "Testing_01.txt", lists["test"])
-    return expect(_SCENES)
+    return expect(classes)
 
 
 def dtd(manual_dir: Path) -> Expected:
@@ -91,33 +88,26 @@ def dtd(manual_dir: Path) -> Expected:
 
 def aircraft(manual_dir: Path) -> Expected:
     """`fgvc-aircraft-2013b`, with names of several words."""
-    classes = {split: {"707-320": 1, "F/A-18": 2, "Gulfstream IV": 1} for split in _PARTS}
+    classes = {split: {"707-320": 1, "F/A-18": 2, "Gulfstream IV": 1} for split in _THREE}
     data = manual_dir / "aircraft/fgvc-aircraft-2013b/data"
-    file, line = "images/{number:07}.jpg", "{number:07} {name}"
-    lists = write_photos(data, classes, file, line, first=34958)
+    lists = write_photos(data, classes, "images/{number:07}.jpg", "{number:07} {name}")
     write_lists(data / "images_variant_{}.txt", lists)
     return expect(classes)
 
 
 def pets(manual_dir: Path) -> Expected:
-    classes = {split: {"Abyssinian": 2, "american_bulldog": 2} for split in _TWO}
-    file, top = "{name}_{number}", manual_dir / "oxford-iiit-pet"
-    with packed(top / "images.tar.gz") as folder:
+    classes, file = _both(("Abyssinian", "american_bulldog")), "{name}_{number}"
+    with packed(manual_dir / "oxford-iiit-pet/images.tar.gz") as folder:
         lists = write_photos(folder, classes, f"images/{file}.jpg", f"{file} 1 1 1")
         write_lines(folder / "images/Abyssinian_101.mat", [""])
-    with packed(top / "annotations.tar.gz") as folder:
-        write_lines(folder / "annotations/list.txt", ["#Image CLASS-ID SPECIES BREED ID"])
-        write_lines(folder / "annotations/trainval.txt", lists["train"])
+    with packed(manual_dir / "oxford-iiit-pet/annotations.tar.gz") as folder:
+        write_lines(folder / "annotations/trainval.txt", ["#Image CLASS-ID", *lists["train"]])
         write_lines(folder / "annotations/test.txt", lists["test"])
     return expect(classes)
 
 
 def cub(manual_dir: Path) -> Expected:
-    classes = {
-        "train": {"001.Bird_a": 2, "002.Bird_b": 1},
-        "test": {"001.Bird_a": 1, "002.Bird_b": 2},
-    }
-    file = "{name}/{split}_{i}.jpg"
+    classes, file = _both(("001.Bird_a", "002.Bird_b")), "{name}/{split}_{i}.jpg"
     with packed(manual_dir / "CUB_200_2011.tgz") as top:
         folder = top / "CUB_200_2011"
         lists = write_photos(folder, classes, f"images/{file}", f"{{number}} {file}")
@@ -128,35 +118,33 @@ def cub(manual_dir: Path) -> Expected:
     return expect(classes)
 
 
-_CARS = {split: {"AM General Hummer SUV 2000": 2, "Acura RL Sedan 2012": 1} for split in _TWO}
-_CAR_NAMES = np.array([*_CARS["train"]], object)[None]
-_CAR_CLASSES = [1, 1, 2]
-
-
-def _structures(**columns: Iterable) -> np.ndarray:
-    """As MATLAB writes an array of structures."""
+def _structures(**columns: Iterable) -> dict[str, np.ndarray]:
+    """As MATLAB writes an array of structures, under the name of cars and of ImageNet."""
     kinds = [(name, object) for name in columns]
-    return np.array([*zip(*columns.values(), strict=True)], kinds)[None]
+    found = np.array([*zip(*columns.values(), strict=True)], kinds)[None]
+    return {"annotations": found, "synsets": found.T}
 
 
 def cars(manual_dir: Path) -> Expected:
+    classes = {split: {"AM General Hummer SUV 2000": 2, "Acura RL Sedan 2012": 1} for split in _TWO}
     folder, files = manual_dir / "stanford_cars", [f"{number:05}.jpg" for number in (1, 2, 3)]
-    for split, of in _CARS.items():
+    for split, of in classes.items():
         with packed(folder / f"cars_{split}.tgz") as images:
             write_photos(images, {split: of}, f"cars_{split}/{{number:05}}.jpg")
-    unlabelled = {"bbox_x1": _CAR_CLASSES, "fname": files}
-    labelled = {"annotations": _structures(**{"class": _CAR_CLASSES}, **unlabelled)}
+    unlabelled = {"bbox_x1": [1, 1, 2], "fname": files}
+    labelled = _structures(**{"class": [1, 1, 2]}, **unlabelled)
     with packed(folder / "car_devkit.tgz") as top:
         (devkit := top / "devkit").mkdir()
-        savemat(devkit / "cars_meta.mat", {"class_names": _CAR_NAMES})
+        names = np.array([*classes["train"]], object)[None]
+        savemat(devkit / "cars_meta.mat", {"class_names": names})
         savemat(devkit / "cars_train_annos.mat", labelled)
-        savemat(devkit / "cars_test_annos.mat", {"annotations": _structures(**unlabelled)})
+        savemat(devkit / "cars_test_annos.mat", _structures(**unlabelled))
     savemat(folder / "cars_test_annos_withlabels.mat", labelled)
-    return expect(_CARS)
+    return expect(classes)
 
 
 def flowers102(manual_dir: Path) -> Expected:
-    classes = {split: {"flower 001": 1, "flower 002": 2} for split in _PARTS}
+    classes = {split: {"flower 001": 1, "flower 002": 2} for split in _THREE}
     folder = manual_dir / "flowers-102"
     with packed(folder / "102flowers.tgz") as images:
         write_photos(images, classes, "jpg/image_{number:05}.jpg")
@@ -172,7 +160,7 @@ def _drawn(folder: Path, names: tuple[str, ...], count: int, train: int) -> Expe
     for name in names:
         files = {f"{name}/image_{i:04}.jpg": i for i in range(count)}
         for file, i in files.items():
-            write_image(folder / file, name, i, (16, 16))
+            write_image(folder / file, name, i)
         order = sorted(files, key=lambda file: hashlib.sha256(file.encode()).hexdigest())
         for split, of in (("train", order[:train]), ("test", order[train:])):
             splits[split][name] = [colour(name, files[file]) for file in sorted(of)]
@@ -181,12 +169,12 @@ def _drawn(folder: Path, names: tuple[str, ...], count: int, train: int) -> Expe
 
 def caltech101(manual_dir: Path) -> Expected:
     """`caltech-101.zip`, which holds `101_ObjectCategories.tar.gz`."""
-    names, inner = ("BACKGROUND_Google", "Faces", "accordion"), "101_ObjectCategories"
+    inner = "101_ObjectCategories"
     with (
         packed(manual_dir / "caltech-101.zip") as folder,
         packed(folder / f"caltech-101/{inner}.tar.gz") as images,
     ):
-        return _drawn(images / inner, names, 32, 30)
+        return _drawn(images / inner, ("BACKGROUND_Google", "accordion"), 32, 30)
 
 
 def caltech256(manual_dir: Path) -> Expected:
@@ -210,7 +198,7 @@ def cifar10(manual_dir: Path) -> Expected:
     classes: Counts = {"train": dict.fromkeys(kinds, 5), "test": {"airplane": 1, "automobile": 2}}
     with packed(manual_dir / "cifar-10-python.tar.gz") as top:
         folder = top / "cifar-10-batches-py"
-        for split, (names, images) in arrays(classes, 32).items():
+        for split, names, images in arrays(classes, 32):
             batches = {f"data_batch_{n + 1}": slice(2 * n, 2 * n + 2) for n in range(5)}
             for file, part in (batches if split == "train" else {"test_batch": slice(3)}).items():
                 labels = [kinds.index(name) for name in names[part]]
@@ -223,10 +211,9 @@ def cifar100(manual_dir: Path) -> Expected:
     kinds = ["apple", "aquarium_fish", "worm"]
     classes = {"train": dict.fromkeys(kinds, 2), "test": dict(zip(kinds, (2, 1, 3), strict=True))}
     folder = manual_dir / "cifar-100-python"
-    for split, (names, images) in arrays(classes, 32).items():
-        labels = [kinds.index(name) for name in names]
-        content = {"filenames": ["a.png"] * 6, "fine_labels": labels, "coarse_labels": [0] * 6}
-        write_pickle(folder / split, content | {"data": _planes(images)})
+    for split, names, images in arrays(classes, 32):
+        labels = {"fine_labels": [*map(kinds.index, names)], "coarse_labels": [0] * 6}
+        write_pickle(folder / split, labels | {"data": _planes(images)})
     write_pickle(folder / "meta", {"fine_label_names": kinds, "coarse_label_names": ["thing"]})
     return expect(classes)
 
@@ -237,9 +224,8 @@ def svhn_extra(manual_dir: Path) -> Expected:
         split: {str(digit): len(range(digit, size, 10)) for digit in range(10)}
         for split, size in {"train": 13, "extra": 21, "test": 10}.items()
     }
-    folder = manual_dir / "svhn"
-    folder.mkdir(parents=True)
-    for split, (names, images) in arrays(classes, 32).items():
+    (folder := manual_dir / "svhn").mkdir(parents=True)
+    for split, names, images in arrays(classes, 32):
         digits = np.array([int(name) or 10 for name in names], np.uint8)[:, None]
         savemat(folder / f"{split}_32x32.mat", {"X": np.moveaxis(images, 0, -1), "y": digits})
     return expect(classes)
@@ -255,7 +241,7 @@ def stl10(manual_dir: Path) -> Expected:
     with packed(manual_dir / "stl10/stl10_binary.tar.gz") as top:
         folder = top / "stl10_binary"
         write_lines(folder / "class_names.txt", [*classes["train"]])
-        for split, (names, images) in arrays(classes, 96).items():
+        for split, names, images in arrays(classes, 96):
             images.transpose(0, 3, 2, 1).tofile(folder / f"{split}_X.bin")
             np.array([1 + (n == "bird") for n in names], np.uint8).tofile(folder / f"{split}_y.bin")
         np.zeros(3 * 96 * 96, np.uint8).tofile(folder / "unlabeled_X.bin")
@@ -276,16 +262,7 @@ _VALIDATION_FILE = "ILSVRC2012_val_{:08}.JPEG"
 
 def _write_validation(folder: Path) -> None:
     for number, (name, i) in enumerate(_VALIDATION, 1):
-        write_image(folder / _VALIDATION_FILE.format(number), f"test {name}", i, (40, 50))
-
-
-def _write_devkit(folder: Path) -> None:
-    data = folder / "ILSVRC2012_devkit_t12/data"
-    numbers = {name: number for number, name in _NUMBERS.items()}
-    lines = [str(numbers[name]) for name, _ in _VALIDATION]
-    write_lines(data / "ILSVRC2012_validation_ground_truth.txt", lines)
-    synsets = _structures(ILSVRC2012_ID=_NUMBERS, WNID=_NUMBERS.values())
-    savemat(data / "meta.mat", {"synsets": synsets.T})
+        write_image(folder / _VALIDATION_FILE.format(number), f"test {name}", i)
 
 
 def imagenet_archives(manual_dir: Path) -> Expected:
@@ -293,7 +270,11 @@ def imagenet_archives(manual_dir: Path) -> Expected:
     with packed(manual_dir / "ILSVRC2012_img_val.tar") as folder:
         _write_validation(folder)
     with packed(manual_dir / "ILSVRC2012_devkit_t12.tar.gz") as folder:
-        _write_devkit(folder)
+        data = folder / "ILSVRC2012_devkit_t12/data"
+        numbers = {name: str(number) for number, name in _NUMBERS.items()}
+        truth = [numbers[name] for name, _ in _VALIDATION]
+        write_lines(data / "ILSVRC2012_validation_ground_truth.txt", truth)
+        savemat(data / "meta.mat", _structures(ILSVRC2012_ID=_NUMBERS, WNID=_NUMBERS.values()))
     with packed(manual_dir / "ILSVRC2012_img_train.tar") as outer:
         for name, count in _TRAINING["train"].items():
             with packed(outer / f"{name}.tar") as folder:
@@ -316,13 +297,12 @@ def imagenet_kaggle(manual_dir: Path) -> Expected:
 
 
 def imagenet200(manual_dir: Path) -> Expected:
-    file, test, size = "val_{number}.JPEG", {"test": _SYNSETS["test"]}, (64, 64)
-    line = f"{file}\t{{name}}\t0\t32\t44\t62"
+    file, test = "val_{number}.JPEG", {"test": _SYNSETS["test"]}
     with packed(manual_dir / "tiny-imagenet-200.zip") as top:
         folder = top / "tiny-imagenet-200"
-        write_photos(folder, _TRAINING, "train/{name}/images/{name}_{i}.JPEG", size=size)
-        lists = write_photos(folder, test, f"val/images/{file}", line, size=size)
-        write_image(folder / "test/images/test_0.JPEG", "unlabelled", 0, size)
+        write_photos(folder, _TRAINING, "train/{name}/images/{name}_{i}.JPEG")
+        lists = write_photos(folder, test, f"val/images/{file}", f"{file}\t{{name}}\t0\t32\t44\t62")
+        write_image(folder / "test/images/test_0.JPEG", "unlabelled", 0)
         write_lines(folder / "val/val_annotations.txt", lists["test"])
         write_lines(folder / "wnids.txt", list(_SYNSETS["train"]))
     return expect(_SYNSETS)
@@ -344,13 +324,13 @@ def _coco(manual_dir: Path, year: int) -> Expected:
         part = f"{'train' if split == 'train' else 'val'}{year}"
         file = ("COCO_{}_{:012}.jpg" if year == 2014 else "{1:012}.jpg").format
         for n in images:
-            write_image(manual_dir / part / file(part, n), split, n, (30, 20))
-        found = [(n, k, category) for n, of in images.items() for k, category in enumerate(of)]
+            write_image(manual_dir / part / file(part, n), split, n)
         content = {
             "images": [{"id": n, "file_name": file(part, n)} for n in reversed(images)],
             "annotations": [
                 {"id": k, "image_id": n, "category_id": category, "segmentation": outlines[k]}
-                for n, k, category in found
+                for n, of in images.items()
+                for k, category in enumerate(of)
             ],
             "categories": [{"id": n, "name": names[n]} for n in (90, 1, 3)],
         }
@@ -388,17 +368,12 @@ _VOC_OBJECTS: _Objects = {
 }
 
 
-def _voc_targets(objects: list[tuple[str, int]]) -> list[int]:
-    kinds = {name: {d for of, d in objects if of == name} for name in _VOC}
-    return [0 if not of else 1 if 0 in of else -1 for of in kinds.values()]
-
-
 def _voc(manual_dir: Path, objects: _Objects) -> None:
     top = manual_dir / "VOCdevkit/VOC2007"
     for part, images in objects.items():
         write_lines(top / f"ImageSets/Main/{part}.txt", list(images))
         for number, of in images.items():
-            write_image(top / f"JPEGImages/{number}.jpg", "voc", int(number), (50, 30))
+            write_image(top / f"JPEGImages/{number}.jpg", "voc", int(number))
             found = "".join(
                 f"<object><name>{name}</name><difficult>{difficult}</difficult>"
                 f"<part><name>head</name></part></object>"
@@ -412,11 +387,16 @@ def voc2007(manual_dir: Path) -> Expected:
     for name, parts in (("trainval", ("train", "val")), ("test", ("test",))):
         with packed(manual_dir / f"VOC{name}_06-Nov-2007.tar") as folder:
             _voc(folder, {part: _VOC_OBJECTS[part] for part in parts})
-    images = {
-        split: [(colour("voc", int(n)), _voc_targets(of)) for n, of in _VOC_OBJECTS[part].items()]
-        for split, part in _PARTS.items()
+
+    def targets(objects: list[tuple[str, int]]) -> list[int]:
+        kinds = {name: {d for of, d in objects if of == name} for name in _VOC}
+        return [0 if not of else 1 if 0 in of else -1 for of in kinds.values()]
+
+    images = {split: _VOC_OBJECTS[PARTS[split]].items() for split in _THREE}
+    return {
+        split: _labelled([(colour("voc", int(n)), targets(objects)) for n, objects in of], _VOC)
+        for split, of in images.items()
     }
-    return {split: _labelled(of, _VOC) for split, of in images.items()}
 
 
 def random_voc2007(root: Path) -> Folders:
@@ -445,16 +425,17 @@ _NUS = {
 _NUS_NAMES = ("animal", "person", "sky")
 
 
-def _expect_nus() -> Expected:
-    found = {
-        split: [
-            (colour(file, 0), [int(name in labels) for name in _NUS_NAMES])
-            for file, labels in images.items()
-            if labels and "missing" not in file
-        ]
-        for split, images in _NUS.items()
-    }
-    return {split: _labelled(of, _NUS_NAMES) for split, of in found.items()}
+def _nus(folder: Path, separator: str) -> Expected:
+    """Writes the images, and returns what must be found."""
+    expected = {}
+    for split, images in _NUS.items():
+        found = []
+        for file in (file for file in images if "missing" not in file):
+            write_image(folder / file.replace("\\", separator), file, 0)
+            targets = [int(name in images[file]) for name in _NUS_NAMES]
+            found += [(colour(file, 0), targets)] * any(targets)
+        expected[split] = _labelled(found, _NUS_NAMES)
+    return expected
 
 
 def nus_wide_published(manual_dir: Path) -> Expected:
@@ -462,16 +443,13 @@ def nus_wide_published(manual_dir: Path) -> Expected:
     with packed(folder / "Groundtruth.zip") as elsewhere:
         for split, images in _NUS.items():
             part = split.capitalize()
-            for file in images:
-                if "missing" not in file:
-                    write_image(folder / "Flickr" / file.replace("\\", "/"), file, 0)
             write_lines(folder / f"ImageList/{part}Imagelist.txt", list(images))
             for name in _NUS_NAMES:
                 lines = [str(int(name in labels)) for labels in images.values()]
                 path = elsewhere / f"Groundtruth/TrainTestLabels/Labels_{name}_{part}.txt"
                 write_lines(path, lines)
     write_lines(folder / "ConceptsList/Concepts81.txt", list(_NUS_NAMES))
-    return _expect_nus()
+    return _nus(folder / "Flickr", "/")
 
 
 def nus_wide_table(manual_dir: Path) -> Expected:
@@ -480,11 +458,9 @@ def nus_wide_table(manual_dir: Path) -> Expected:
     for split, images in _NUS.items():
         for file, labels in images.items():
             name = file.replace("\\", "_")
-            if "missing" not in file:
-                write_image(folder / "images" / name, file, 0)
             lines.append(f'images/{name},"{labels}",{"val" if split == "test" else split}')
     write_lines(folder / "nus_wid_data.csv", lines)
-    return _expect_nus()
+    return _nus(folder / "images", "_")
 
 
 _DIGITS = tuple(string.digits)
@@ -503,20 +479,25 @@ def idx(array: np.ndarray) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
 
 
-def idx_files(names: tuple[str, ...], file: str, *, test: str = "t10k") -> Callable:
+def idx_files(names: Iterable[str], file: str, *, test: str = "t10k") -> Callable:
     """A set of the MNIST family: `file` is a format of the split and of the `kind` of file.
 
     As published, EMNIST has transposed images, and labels of letters that begin with 1.
     """
+    kinds = tuple(names)
 
     def write(manual_dir: Path) -> Expected:
-        images, labels, expected = _greys(names, letters="letters" in file)
-        for split, part in {"train": "train", "test": test}.items():
-            for array, kind in ((images[split], "images"), (labels[split], "labels")):
+        expected = {}
+        train = {name: 1 + i % 2 for i, name in enumerate(kinds)}
+        for split, of, found in arrays({"train": train, "test": dict.fromkeys(kinds, 1)}, 28):
+            labels, images = np.array([kinds.index(name) for name in of], np.uint8), found[..., 0]
+            order = np.argsort(labels, kind="stable")
+            expected[split] = ImageSet(images[order, 0, :1], labels[order].astype(np.int32), kinds)
+            images = images.swapaxes(1, 2) if "emnist" in file else images
+            for array, kind in ((images, "images"), (labels + ("letters" in file), "labels")):
+                part = test if split == "test" else "train"
                 path = manual_dir / file.format(part, kind=kind, axes=array.ndim)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                if "emnist" in file and array.ndim == 3:
-                    array = array.swapaxes(1, 2)
                 content = idx(array)
                 path.write_bytes(gzip.compress(content, 1) if path.suffix == ".gz" else content)
         return expected
@@ -525,43 +506,22 @@ def idx_files(names: tuple[str, ...], file: str, *, test: str = "t10k") -> Calla
     return write
 
 
-def _greys(
-    names: tuple[str, ...], *, letters: bool = False
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], Expected]:
-    """Images uint8 [n, 28, 28] and labels uint8 [n] by split, and what a reader must find."""
-    classes = {
-        "train": {name: 1 + i % 2 for i, name in enumerate(names)},
-        "test": dict.fromkeys(names, 1),
-    }
-    images, labels, expected = {}, {}, {}
-    for split, (of, colours) in arrays(classes, 28).items():
-        numbers = np.array([names.index(name) for name in of], np.uint8)
-        images[split], labels[split] = colours[..., 0], numbers + letters
-        order = np.argsort(numbers, kind="stable")
-        greys = colours[order, 0, 0, :1]
-        expected[split] = ImageSet(greys, numbers[order].astype(np.int32), names)
-    return images, labels, expected
-
-
-_PUBLISHED = "/{}-{kind}-idx{axes}-ubyte"
-fashion_mnist = idx_files(_CLOTHES, f"fashion-mnist{_PUBLISHED}.gz")
-_emnist_letters = idx_files(
-    tuple(string.ascii_lowercase), "gzip/emnist-letters-{}-{kind}-idx{axes}-ubyte.gz", test="test"
-)
+def _emnist(split: str, names: Iterable[str], folder: str = "") -> Callable:
+    file = f"{folder}emnist-{split}-{{}}-{{kind}}-idx{{axes}}-ubyte.gz"
+    return idx_files(names, file, test="test")
 
 
 def emnist_letters(manual_dir: Path) -> Expected:
     """`gzip.zip`, with all files of EMNIST."""
     with packed(manual_dir / "gzip.zip") as folder:
         write_lines(folder / "gzip/emnist-digits-train-labels-idx1-ubyte.gz", ["damaged"])
-        return _emnist_letters(folder)
+        return _emnist("letters", string.ascii_lowercase, "gzip/")(folder)
 
 
-def _emnist(split: str, names: tuple[str, ...]) -> Callable:
-    return idx_files(names, f"emnist-{split}-{{}}-{{kind}}-idx{{axes}}-ubyte.gz", test="test")
+_PUBLISHED = "/{}-{kind}-idx{axes}-ubyte"
+fashion_mnist = idx_files(_CLOTHES, f"fashion-mnist{_PUBLISHED}.gz")
 
-
-ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
+ONE_LABEL: Fakes = {
     "imagenet": (imagenet_archives, imagenet_kaggle),
     "imagenet200": (imagenet200,),
     "food101": (food101_folder, class_folders_of_food101),
@@ -574,10 +534,10 @@ ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
     "stl10": (stl10,),
     "fashion_mnist": (fashion_mnist, idx_files(_CLOTHES, f"fashion_mnist{_PUBLISHED}")),
     "mnist": (idx_files(_DIGITS, "mnist/{}-{kind}.idx{axes}-ubyte"),),
-    "kmnist": (idx_files(tuple("おきすつなはまやれを"), f"kmnist{_PUBLISHED}.gz"),),
+    "kmnist": (idx_files("おきすつなはまやれを", f"kmnist{_PUBLISHED}.gz"),),
     "k49": (idx_files(_KUZUSHIJI, f"k49{_PUBLISHED}.gz"),),
     "emnist_balanced": (_emnist("balanced", _MERGED),),
-    "emnist_byclass": (_emnist("byclass", tuple(sorted(string.digits + string.ascii_letters))),),
+    "emnist_byclass": (_emnist("byclass", sorted(string.digits + string.ascii_letters)),),
     "emnist_bymerge": (_emnist("bymerge", _MERGED),),
     "emnist_digits": (_emnist("digits", _DIGITS),),
     "emnist_letters": (emnist_letters,),
@@ -591,7 +551,7 @@ ONE_LABEL: dict[str, tuple[Callable[[Path], Expected], ...]] = {
     "pets": (pets,),
 }
 
-MANY_LABELS: dict[str, tuple[Callable[[Path], Expected], ...]] = {
+MANY_LABELS: Fakes = {
     "coco": (coco_2014, coco_2017),
     "voc2007": (voc2007,),
     "nus_wide": (nus_wide_published, nus_wide_table),

@@ -216,7 +216,7 @@ DAMAGE = [
     # No rule takes the place of two of three lists.
     (few.cub_archive, "val.json", lambda path: path.unlink(), "base.json exists, but not"),
     (few.cub_archive, "val.json", replaced("image_labels", "labels"), "val.json"),
-    (few.cub_folder, "003.Bird_c", shutil.rmtree, "has no class 003, but 004.Bird_d"),
+    (few.cub_folder, "003.Bird_3", shutil.rmtree, "has no class 003, but 004.Bird_4"),
     (few.inat2017_boxes, "*testcats.pth", lambda path: torch.save([30, 5], path), "testcats.pth"),
     (few.inat2017_boxes, "train_2017_bboxes.json", replaced("_images/", "/../"), "bboxes.json"),
     (many.class_folders_of_food101, "val/ant", lambda p: p.rename(p.with_name("z")), "same classe"),
