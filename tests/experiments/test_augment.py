@@ -103,12 +103,11 @@ def test_jitter_of_colours_is_brightness_contrast_saturation():
     assert (abs(np.corrcoef(factors.T) - np.eye(3)) < 0.4).all()
 
 
-def test_jitter_stays_in_the_range_of_pixels():
-    config = replace(PLAIN, color_jitter=1.5)
-    for channels in (1, 3):
-        found = np.asarray(augment(images_of(50, (6, 6, channels), 0), keys_of(50), config))
-        assert found.min() == 0
-        assert found.max() == pytest.approx(1)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_jitter_stays_in_the_range_of_pixels(channels):
+    images = images_of(50, (6, 6, channels), 0)
+    found = np.asarray(augment(images, keys_of(50), replace(PLAIN, color_jitter=1.5)))
+    assert (found.min(), found.max()) == (0, pytest.approx(1))
 
 
 def test_light_is_one_colour_along_the_components_of_imagenet():
@@ -240,9 +239,9 @@ def test_resize_and_center_crop(shape, shorter, size, to_square):
     np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
-@partial(jax.jit, static_argnums=(1, 2), static_argnames=("scale", "ratio"))
-def boxes_of(keys, height, width, *, scale, ratio):
-    return jax.vmap(lambda key: random_box(key, height, width, scale=scale, ratio=ratio))(keys)
+def boxes_of(keys, height, width, **settings):
+    box = partial(random_box, height=height, width=width, **settings)
+    return [tuple(of) for of in np.asarray(jax.jit(jax.vmap(box))(keys)).tolist()]
 
 
 @pytest.mark.parametrize(
@@ -255,32 +254,27 @@ def boxes_of(keys, height, width, *, scale, ratio):
     ],
 )
 def test_a_box_that_never_fits_is_the_middle(shape, ratio, expected):
-    boxes = boxes_of(keys_of(20), *shape, scale=(1.0, 1.0), ratio=ratio)
-    assert {tuple(box) for box in np.asarray(boxes).tolist()} == {expected}
+    assert {*boxes_of(keys_of(20), *shape, scale=(1.0, 1.0), ratio=ratio)} == {expected}
 
 
 def test_random_resized_crop_shows_its_box_alone():
     images = np.asarray(images_of(12, (40, 56, 3), 0))
     keys, settings = keys_of(12), {"scale": (0.1, 0.9), "ratio": (0.5, 2.0)}
-    found = jax.jit(
-        jax.vmap(lambda image, key: random_resized_crop(image, key, (18, 15), **settings))
-    )(images, keys)
-    assert found.shape == (12, 18, 15, 3)
-    boxes = np.asarray(boxes_of(keys, 40, 56, **settings)).tolist()
-    assert len({tuple(box) for box in boxes}) == 12
+    crop = partial(random_resized_crop, size=(18, 15), **settings)
+    found = jax.jit(jax.vmap(crop))(images, keys)
+    boxes = boxes_of(keys, 40, 56, **settings)
+    assert len({*boxes}) == 12
     for image, box, crop in zip(images, boxes, found, strict=True):
-        np.testing.assert_allclose(crop, by_pillow(image, (18, 15), tuple(box)), atol=2e-3)
+        np.testing.assert_allclose(crop, by_pillow(image, (18, 15), box), atol=2e-3)
 
 
 @pytest.mark.long
 def test_shares_of_mixup_have_the_beta_distribution():
     """Its larger half, against NumPy."""
-    beta = 0.2
-    keys = jax.random.split(jax.random.key(0), 3000)
+    beta, keys = 0.2, keys_of(3000)
     images, labels = jnp.float32(images_of(2)), jnp.arange(2)
     draw = jax.vmap(lambda key: mix_batch(images, labels, key, beta, axis_name=None).share)
     shares = np.asarray(jax.jit(draw)(keys))
-    assert shares.dtype == np.float32
     drawn = np.random.default_rng(0).beta(beta, beta, 100_000)
     expected = np.maximum(drawn, 1 - drawn)
     assert shares.mean() == pytest.approx(expected.mean(), abs=0.01)
@@ -298,25 +292,21 @@ def test_a_mixed_batch_has_the_shares_of_its_pixels_on_any_number_of_devices():
         in_axes=(0, 0, None),
         devices=jax.devices()[:4],
     )
-    for number in range(4):
-        key = jax.random.key(number)
-        batch = alone(key)
+    for key in keys_of(4):
+        batch, split = alone(key), spread(images.reshape(4, 2, 3, 2, 1), labels.reshape(4, 2), key)
         share = float(batch.share)
-        assert 0.5 <= share < 1
-        np.testing.assert_array_equal(batch.labels, labels)
-        np.testing.assert_array_equal(batch.other_labels, labels[::-1])
-        expected = share * labels + (1 - share) * labels[::-1]
-        expected = np.broadcast_to(expected[:, None, None, None], images.shape)
-        np.testing.assert_allclose(batch.images, expected, atol=4 * FLOAT32)
-        split = spread(images.reshape(4, 2, 3, 2, 1), labels.reshape(4, 2), key)
+        assert (share >= 0.5, share < 1, batch.share.dtype) == (True, True, np.float32)
+        mixed = share * labels + (1 - share) * labels[::-1]
+        expected = np.broadcast_to(mixed[:, None, None, None], images.shape)
         np.testing.assert_allclose(split.share, np.full(4, share), rtol=FLOAT32)
-        np.testing.assert_allclose(split.images.reshape(images.shape), expected, atol=8 * FLOAT32)
-        np.testing.assert_array_equal(split.labels.ravel(), labels)
-        np.testing.assert_array_equal(split.other_labels.ravel(), labels[::-1])
+        for found in (batch, split):
+            found_images = found.images.reshape(images.shape)
+            np.testing.assert_allclose(found_images, expected, atol=8 * FLOAT32)
+            np.testing.assert_array_equal(found.labels.ravel(), labels)
+            np.testing.assert_array_equal(found.other_labels.ravel(), labels[::-1])
 
 
 def test_the_augmentations_that_are_on_are_named():
     config = DataConfig(flip=False, lighting=0.1, mixup=0.25)
-    named = "shifts by up to 4 pixels, lighting 0.1, mixup 0.25"
-    assert describe_augmentation(config) == named
+    assert describe_augmentation(config) == "shifts by up to 4 pixels, lighting 0.1, mixup 0.25"
     assert describe_augmentation(DataConfig(flip=False, pad=0)) == "none"
