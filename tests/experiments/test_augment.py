@@ -12,6 +12,7 @@ from PIL import Image
 
 from experiments.core.config import DataConfig
 from experiments.core.errors import ConfigError
+from experiments.core.protocol import Photographs
 from experiments.data import augment as module
 from experiments.data.augment import (
     check_augmentation,
@@ -266,6 +267,79 @@ def test_random_resized_crop_shows_its_box_alone():
     assert len({*boxes}) == 12
     for image, box, crop in zip(images, boxes, found, strict=True):
         np.testing.assert_allclose(crop, by_pillow(image, (18, 15), box), atol=2e-3)
+
+
+INCEPTION = {"scale": (0.08, 1.0), "ratio": (3 / 4, 4 / 3)}
+
+
+def boxes_by_torchvision(height, width, scale, ratio, count):
+    """`RandomResizedCrop.get_params`, with NumPy."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        for _ in range(10):
+            area = height * width * rng.uniform(*scale)
+            aspect = np.exp(rng.uniform(*np.log(ratio)))
+            w, h = round(np.sqrt(area * aspect)), round(np.sqrt(area / aspect))
+            if 0 < w <= width and 0 < h <= height:
+                box = rng.integers(0, height - h + 1), rng.integers(0, width - w + 1), h, w
+                break
+        else:
+            w = min(width, round(height * max(ratio)))
+            h = min(height, round(width / min(ratio)))
+            box = (height - h) // 2, (width - w) // 2, h, w
+        found.append(box)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("sides", [(384, 256), (100, 512)])
+def test_regions_of_random_crops_are_those_of_torchvision(sides):
+    """They cover the whole image; areas and aspect ratios are relative to its true size."""
+    (height, width), count = sides, 4000
+    found = np.array(boxes_of(keys_of(count), *sides, **INCEPTION))
+    assert (found >= 0).all()
+    assert (found[:, :2] + found[:, 2:] <= sides).all()
+    assert (found[:, :2].min(0) == 0).all()
+    assert ((found[:, :2] + found[:, 2:]).max(0) == sides).all()
+    expected = boxes_by_torchvision(height, width, **INCEPTION, count=count)
+
+    def described(boxes):
+        top, left, h, w = boxes.T
+        return top + h / 2, left + w / 2, h * w / (height * width), np.log(w / h)
+
+    for ours, theirs in zip(described(found), described(expected), strict=True):
+        error = 4 * np.hypot(ours.std(), theirs.std()) / np.sqrt(count)
+        assert abs(ours.mean() - theirs.mean()) <= error
+        own, wanted = (np.quantile(x, (0.1, 0.25, 0.5, 0.75, 0.9)) for x in (ours, theirs))
+        np.testing.assert_allclose(own, wanted, atol=0.15 * theirs.std())
+
+
+def in_arrays(images: list[np.ndarray]) -> Photographs:
+    """Photographs as they are read, in arrays of 16 × 32, with noise where there is no image."""
+    pixels = np.random.default_rng(0).integers(0, 256, (len(images), 16, 32, 3), np.uint8)
+    for image, out in zip(images, pixels, strict=True):
+        flat = image.swapaxes(0, 1) if image.shape[0] > image.shape[1] else image
+        out[: flat.shape[0], : flat.shape[1]] = flat
+    return Photographs(pixels, np.array([image.shape[:2] for image in images], np.int32))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"crop_scale": (0.08, 1.0)}, {"resize": 12}, {"resize": 12, "resize_to_square": True}],
+)
+def test_a_photograph_is_seen_as_an_image_of_its_size(changes):
+    rng, shapes = np.random.default_rng(1), [(16, 32), (32, 16), (30, 2), (9, 21), (1, 1), (16, 16)]
+    images = [rng.integers(0, 256, (1, *shape, 3), np.uint8) for shape in shapes]
+    photographs, keys = in_arrays([image for (image,) in images]), keys_of(len(images), 3)
+    config = replace(PLAIN, image_size=8, **changes)
+    found = augment(photographs, keys, config), normalize(photographs, config)
+    for n in (0, 1, 3, 4):
+        alone = augment(images[n], keys[n : n + 1], config), normalize(images[n], config)
+        for all_of, (one,) in zip(found, alone, strict=True):
+            np.testing.assert_allclose(all_of[n], one, atol=1e-5)
+    # Without a size, squares of the stored one.
+    stored = replace(config, image_size=0, resize=0)
+    assert jax.eval_shape(partial(augment, config=stored), photographs, keys).shape[1:3] == (16, 16)
 
 
 @pytest.mark.long

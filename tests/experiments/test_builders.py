@@ -1,5 +1,6 @@
 """Prepared data: written once, whole, in a fixed order; read, or refused where it is damaged."""
 
+import itertools
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from experiments.datasets.archives import DamagedArchiveError
 from experiments.datasets.images import Encoding, SourceImage, encode
 from experiments.datasets.preparation import prepare
 from tests.experiments import fake_archives, fake_image_sets
-from tests.experiments.fake_archives import decode
+from tests.experiments.fake_archives import decode, whole_images
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,6 +99,71 @@ def test_another_image_is_resized_and_its_centre_cut_out(height, width):
             line = result.mean(channel)[:, channel]
             positions = side * scale / 2 + np.arange(84) - 41.5
             np.testing.assert_allclose(line, 255 * positions / (side * scale), atol=4)
+
+
+SIZES = [(90, 160), (160, 90), (48, 48)]
+"""Height and width of photographs, each with a red band along every border."""
+BORDERS = ("left", "right", "top", "bottom")
+
+
+def marked(height: int, width: int, border: str) -> np.ndarray:
+    """A black photograph with a red band along a border, an eighth of that side wide."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    turned = pixels if border in ("left", "right") else pixels.swapaxes(0, 1)
+    eighth = turned.shape[1] // 8
+    turned[:, slice(-eighth, None) if border in ("right", "bottom") else slice(eighth), 0] = 255
+    return pixels
+
+
+def test_photographs_are_stored_whole(dirs):
+    """And read alike from memory and from records."""
+    images = [marked(*size, border) for size in SIZES for border in BORDERS]
+    for part, name in itertools.product(("train", "val"), ("ant", "bee")):
+        folder = dirs["manual_dir"] / "food101" / part / name
+        folder.mkdir(parents=True)
+        for number, image in enumerate(images):
+            Image.fromarray(image).save(folder / f"{number:02}.png")
+    stored = load_split("food101@32", "test", **dirs).images[:]
+    whole = whole_images(stored)
+    expected = [size for size in ((32, 56), (56, 32), (32, 32)) for _ in BORDERS]
+    assert [image.shape[:2] for image in whole] == 2 * expected
+    for image, source in zip(whole, 2 * images, strict=True):
+        small = Image.fromarray(source).resize(image.shape[1::-1], 2)
+        assert np.abs(image.astype(int) - np.asarray(small)).mean() < 3
+    beyond = load_split("food101@32", "test", memory_limit=0, **dirs).images
+    for index in (np.array([5, 0, 5]), np.array([[1, 2], [3, 11]]), slice(None, None, 3), 7):
+        found = beyond[index]
+        np.testing.assert_array_equal(found.pixels, stored.pixels[index])
+        np.testing.assert_array_equal(found.sizes, stored.sizes[index])
+        assert (found.pixels.dtype, found.sizes.dtype) == (np.uint8, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("size", "stored"),
+    [
+        ((500, 375), (341, 256)),
+        ((375, 500), (256, 341)),
+        ((1000, 500), (512, 256)),
+        # Longer than 2:1: all of it is kept, at a lower resolution.
+        ((3000, 500), (512, 85)),
+        ((5, 3000), (1, 512)),
+        ((600, 200), (512, 170)),
+        # Small images keep their pixels.
+        ((200, 180), (200, 180)),
+    ],
+)
+def test_sizes_of_whole_photographs(size, stored):
+    """Width and height."""
+    columns, rows = np.meshgrid(*(np.linspace(0, 255, side) for side in size))
+    pixels = np.stack([columns, rows, 0 * rows], -1).astype(np.uint8)
+    image = decode(encode(SourceImage(pixels, "a"), (256, 256, 3), whole=True))
+    assert image.shape[1::-1] == stored
+    longer = int(np.argmax(size))
+    line = image[:, :, longer].mean(longer)  # Along the longer side.
+    assert line[0] <= 2
+    assert line[-1] >= 253
+    if size == stored:
+        np.testing.assert_array_equal(image, pixels)
 
 
 def test_the_icons_are_those_of_the_file(folders):
