@@ -39,7 +39,8 @@ def _listed(
         needed = {file for classes in listed.values() for of in classes.values() for file in of}
 
         def keep(member: str) -> bool:
-            return _within(images.path, member) in needed
+            path = f"/{PurePosixPath(member).as_posix()}"
+            return path.partition(f"/{images.path}/")[2] in needed
 
         # If the lists are in the same archive, all of it is already extracted.
         top = images.locate(search_path, keep) / below
@@ -57,11 +58,6 @@ def _listed(
         layouts=(Layout(title, tuple(dict.fromkeys((images.names, lists.names))), read),),
         **more,
     )
-
-
-def _within(folder: str, member: str) -> str:
-    """The path of an archive member relative to a folder."""
-    return f"/{PurePosixPath(member).as_posix()}".partition(f"/{folder}/")[2]
 
 
 def _read_list(path: Path, parse: Parse) -> dict[str, list[str]]:

@@ -14,7 +14,6 @@ from experiments.datasets.layouts import Layout, Part, SearchPath
 from experiments.datasets.readers import read_idx
 from experiments.datasets.splits import ClassSplit, split_of_arrays
 
-_DIGITS = string.digits
 _CLOTHES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -118,7 +117,7 @@ DATASETS = (
     _idx(
         "mnist",
         "70,000 handwritten digits (MNIST)",
-        _DIGITS,
+        string.digits,
         folders=("mnist", "MNIST/raw"),
         source="LeCun et al., 1998, http://yann.lecun.com/exdb/mnist/",
     ),
@@ -143,7 +142,7 @@ DATASETS = (
         _CAPITALS + string.ascii_lowercase,
     ),
     _emnist("bymerge", "814,255 handwritten digits and letters of 47 kinds", _MERGED),
-    _emnist("digits", "280,000 handwritten digits", _DIGITS),
+    _emnist("digits", "280,000 handwritten digits", string.digits),
     _emnist("letters", "145,600 handwritten letters", string.ascii_lowercase, first=1),
-    _emnist("mnist", "70,000 handwritten digits", _DIGITS),
+    _emnist("mnist", "70,000 handwritten digits", string.digits),
 )
