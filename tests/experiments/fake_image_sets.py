@@ -384,12 +384,12 @@ def random_voc2007(root: Path) -> Folders:
 # An image without a label is left out, and one that is not on the disk.
 _NUS = {
     "train": {
-        r"actor\0001_2124494179.jpg": ["sky", "person"],
-        r"zebra\0001_1.jpg": [],
-        r"zebra\0002_2.jpg": ["animal"],
-        r"zebra\0003_missing.jpg": ["animal"],
+        "actor/0001_2124494179.jpg": ["sky", "person"],
+        "zebra/0001_1.jpg": [],
+        "zebra/0002_2.jpg": ["animal"],
+        "zebra/0003_missing.jpg": ["animal"],
     },
-    "test": {r"sky\0001_5.jpg": ["sky"], r"sky\0002_6.jpg": ["animal", "sky"]},
+    "test": {"sky/0001_5.jpg": ["sky"], "sky/0002_6.jpg": ["animal", "sky"]},
 }
 _NUS_NAMES = ("animal", "person", "sky")
 
@@ -400,7 +400,7 @@ def _nus(manual_dir: Path, folder: str, separator: str, files: dict[str, Any]) -
     for split, images in _NUS.items():
         found = []
         for file in (file for file in images if "missing" not in file):
-            files[f"{folder}/{file.replace(chr(92), separator)}"] = colour(file, 0)
+            files[f"{folder}/{file.replace('/', separator)}"] = colour(file, 0)
             targets = [int(name in images[file]) for name in _NUS_NAMES]
             found += [(colour(file, 0), targets)] * any(targets)
         expected[split] = _labelled(found, _NUS_NAMES)
@@ -412,7 +412,7 @@ def nus_wide_published(manual_dir: Path) -> Expected:
     files = {"nus-wide/ConceptsList/Concepts81.txt": [*_NUS_NAMES]}
     for split, images in _NUS.items():
         part = split.capitalize()
-        files[f"nus-wide/ImageList/{part}Imagelist.txt"] = [*images]
+        files[f"nus-wide/ImageList/{part}Imagelist.txt"] = [n.replace("/", "\\") for n in images]
         for name in _NUS_NAMES:
             path = f"nus-wide/Groundtruth.zip/Groundtruth/TrainTestLabels/Labels_{name}_{part}.txt"
             files[path] = [str(int(name in labels)) for labels in images.values()]
@@ -421,7 +421,7 @@ def nus_wide_published(manual_dir: Path) -> Expected:
 
 def nus_wide_table(manual_dir: Path) -> Expected:
     rows = [
-        f'images/{file.replace(chr(92), "_")},"{labels}",{"val" if split == "test" else split}'
+        f'images/{file.replace("/", "_")},"{labels}",{"val" if split == "test" else split}'
         for split, images in _NUS.items()
         for file, labels in images.items()
     ]
