@@ -89,7 +89,7 @@ def write(folder: Path, files: Mapping[str, Any]) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, tuple):
-            Image.new("RGB", (24, 20), content).save(path, "PNG")
+            Image.new("RGB", (50, 30), content).save(path, "PNG")
         elif isinstance(content, bytes):
             path.write_bytes(content)
         elif path.suffix == ".json":
