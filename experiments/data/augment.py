@@ -88,11 +88,10 @@ def augment(images: Array | Photographs, keys: Array, config: DataConfig) -> Arr
     def one(image: Any, key: Array) -> Array:
         crop_key, flip_key, color_key = jax.random.split(key, 3)
         if config.crop_scale:
-            height = width = config.image_size or image.shape[0]
-            if not (config.image_size or isinstance(image, Photographs)):
-                width = image.shape[1]
+            height, width = (config.image_size or side for side in image.shape[:2])
+            size = (height, height) if isinstance(image, Photographs) else (height, width)
             image = random_resized_crop(
-                image, crop_key, (height, width), scale=config.crop_scale, ratio=_CROP_RATIO
+                image, crop_key, size, scale=config.crop_scale, ratio=_CROP_RATIO
             )
         else:
             image = _resized(image, config)
@@ -126,8 +125,7 @@ def center_crops(images: Array | Photographs, config: DataConfig) -> Array:
 def seen_shape(stored: tuple[int, ...], config: DataConfig) -> tuple[int, int, int]:
     """The input shape of the model (height, width, channels), from that of the data set."""
     height, width, channels = stored
-    size = config.image_size
-    return (size, size, channels) if size else (height, width, channels)
+    return (config.image_size or height, config.image_size or width, channels)
 
 
 def _resized(image: Array | Photographs, config: DataConfig) -> Array:

@@ -10,8 +10,6 @@ from experiments.core.errors import ConfigError, unknown
 from experiments.datasets import (
     arrays,
     caltech,
-    cars,
-    coco,
     cub,
     flowers,
     folder,
@@ -20,10 +18,9 @@ from experiments.datasets import (
     inat2017_fewshot,
     kanji,
     listed,
+    many_labels,
     mnist,
-    nus_wide,
     preparation,
-    voc,
 )
 from experiments.datasets.archives import DamagedArchiveError, MissingArchiveError
 from experiments.datasets.base import Dataset
@@ -33,7 +30,7 @@ __all__ = ["DATASETS", "PREFIX", "Dataset", "pinned", "short_name"]
 
 _MODULES = (
     *(icons, kanji, cub, inat2017_fewshot, imagenet, arrays, mnist),
-    *(listed, caltech, cars, flowers, coco, voc, nus_wide),
+    *(listed, caltech, flowers, many_labels),
 )
 DATASETS = {dataset.name: dataset for module in _MODULES for dataset in module.DATASETS}
 """Every data set by name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,6 @@ from typing import Any
 from experiments.datasets.archives import MissingArchiveError, reading
 from experiments.datasets.images import LONGEST, Encoding
 from experiments.datasets.layouts import Layout, SearchPath, class_folders
-
-TRAIN_TEST = {"train": ("train",), "test": ("test", "val")}
-"""Possible folder names of two splits."""
-TRAIN_VALIDATION_TEST = {
-    "train": ("train",),
-    "validation": ("val", "valid", "validation"),
-    "test": ("test",),
-}
-"""Possible folder names of three splits."""
 
 
 @dataclass(frozen=True)
@@ -112,17 +103,19 @@ class Dataset:
             return layout.read(search_path)
 
 
-def photographs(
-    *,
-    layouts: tuple[Layout, ...],
-    folders: tuple[str, ...],
-    split_folders: Mapping[str, Sequence[str]] | None = None,
-    **more: Any,
-) -> Dataset:
-    """A data set of photographs of any size, stored whole; perhaps also in `class_folders`."""
-    if split_folders:
-        own = [name for name in folders if name != "."]
-        layouts = (*layouts, class_folders(own if "." in folders else ["."], split_folders))
+def photographs(*, test_folders: tuple[str, ...] = (), **more: Any) -> Dataset:
+    """A data set of photographs of any size, stored whole.
+
+    With one class each and the same classes in all splits, they may also be in `class_folders`, of
+    which `test_folders` are possible names of that for test.
+    """
     options: dict[str, Any] = {"image_shape": (256, 256, 3), "resizable": True, "whole": True}
     options |= {"version": "4.0.0", "encoding": "jpeg"} | more
-    return Dataset(layouts=layouts, folders=folders, **options)
+    classes, folders = options["classes"], options["folders"]
+    if "train" in classes and not options.get("multi_label"):
+        parts = {"train": ("train",), "test": test_folders or ("test", "val")}
+        if "validation" in classes:
+            parts = parts | {"validation": ("val", "valid", "validation"), "test": ("test",)}
+        own = [name for name in folders if name != "."] if "." in folders else ["."]
+        options["layouts"] += (class_folders(own, {split: parts[split] for split in classes}),)
+    return Dataset(**options)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from experiments.datasets.archives import extract
-from experiments.datasets.base import TRAIN_TEST, photographs
+from experiments.datasets.base import photographs
 from experiments.datasets.files import class_name, list_folders, list_images
 from experiments.datasets.layouts import Layout, Part, SearchPath, inside
 from experiments.datasets.splits import ClassSplit, split_of_files
@@ -49,13 +49,16 @@ def _read_101(search_path: SearchPath) -> dict[str, ClassSplit]:
     return _split(extract(inside(folder, _INNER), search_path.scratch / _INNER) / _101.path, 30)
 
 
+def _read_256(search_path: SearchPath) -> dict[str, ClassSplit]:
+    return _split(_256.locate(search_path), 60, omit="257.clutter")
+
+
 DATASETS = (
     photographs(
         name="caltech101",
         description="9,144 photographs of 101 categories of objects and of background",
         classes={"train": 102, "test": 102},
         layouts=(Layout(_TITLE, (_101.names,), _read_101),),
-        split_folders=TRAIN_TEST,
         source="Fei-Fei et al., CVPR Workshop 2004, https://data.caltech.edu/records/mzrjq-6wc02",
         folders=("caltech101", "."),
     ),
@@ -63,14 +66,7 @@ DATASETS = (
         name="caltech256",
         description="29,780 photographs of 256 categories of objects",
         classes={"train": 256, "test": 256},
-        layouts=(
-            Layout(
-                _TITLE,
-                (_256.names,),
-                lambda search_path: _split(_256.locate(search_path), 60, omit="257.clutter"),
-            ),
-        ),
-        split_folders=TRAIN_TEST,
+        layouts=(Layout(_TITLE, (_256.names,), _read_256),),
         source="Griffin et al., Caltech 2007, https://data.caltech.edu/records/nyy15-4j048",
         images_of="caltech101",
         folders=("caltech256", "."),

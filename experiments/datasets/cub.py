@@ -10,11 +10,11 @@ from experiments.datasets.archives import (
     brief,
     names_file,
 )
-from experiments.datasets.base import TRAIN_TEST, photographs
+from experiments.datasets.base import photographs
 from experiments.datasets.files import class_name, list_folders, list_images
 from experiments.datasets.layouts import Layout, Part, SearchPath, by_split, inside
 from experiments.datasets.readers import read_json, read_names, relative, text
-from experiments.datasets.splits import ClassSplit, split_of_files
+from experiments.datasets.splits import ClassSplit, grouped, split_of_files
 
 _ARCHIVES = ("CUB_200_2011.tgz", "CUB_200_2011.tar.gz")
 _CUB = Part("CUB_200_2011", _ARCHIVES)
@@ -48,12 +48,11 @@ def _few_shot_images(search_path: SearchPath) -> Path:
 @names_file
 def _read_list(path: Path, search_path: SearchPath) -> ClassSplit:
     images, content = _few_shot_images(search_path), read_json(path)
-    classes: dict[str, list[Path]] = {}
-    for image, label in zip(content["image_names"], content["image_labels"], strict=True):
-        # The paths are absolute paths of the machine on which the list was created.
-        file = relative("/".join(image.replace("\\", "/").split("/")[-2:]), path)
-        classes.setdefault(text(content["label_names"][label], path), []).append(images / file)
-    return split_of_files(classes, path)
+    names = [text(content["label_names"][label], path) for label in content["image_labels"]]
+    # The paths are absolute paths of the machine on which the list was created.
+    own = ["/".join(name.replace("\\", "/").split("/")[-2:]) for name in content["image_names"]]
+    files = (images / relative(file, path) for file in own)
+    return split_of_files(grouped(zip(names, files, strict=True)), path)
 
 
 def _read_by_rule(search_path: SearchPath) -> dict[str, ClassSplit]:
@@ -79,7 +78,6 @@ DATASETS = (
         description="11,788 photographs of 200 bird species (CUB-200-2011)",
         classes={"train": 200, "test": 200},
         layouts=(Layout("the archive of Wah et al.", (_CUB.names,), _read),),
-        split_folders=TRAIN_TEST,
         source="Wah et al., 2011, https://www.vision.caltech.edu/datasets/cub_200_2011/",
         folders=("cub", "CUB", "."),
     ),

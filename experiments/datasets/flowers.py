@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from experiments.datasets.archives import reading
-from experiments.datasets.base import TRAIN_VALIDATION_TEST, photographs
+from experiments.datasets.base import photographs
 from experiments.datasets.layouts import Layout, Part, SearchPath
 from experiments.datasets.pickles import load_mat
-from experiments.datasets.splits import ClassSplit, split_of_files
+from experiments.datasets.splits import ClassSplit, grouped, split_of_files
 
 _SPLITS = {"train": "trnid", "validation": "valid", "test": "tstid"}
 _IMAGES = Part("jpg", ("102flowers.tgz",), ("jpg", "102flowers/jpg"))
@@ -21,12 +19,12 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
     labels = load_mat(search_path.get(*_LABELS), "labels")["labels"]
     numbers, splits = load_mat(ids, *_SPLITS.values()), {}
     for split, variable in _SPLITS.items():
-        classes: dict[str, list[Path]] = {}
         with reading(ids, "list of images"):
-            for number in numbers[variable].tolist():
-                # The archive does not name the classes.
-                name = f"flower {labels[number - 1]:03}"
-                classes.setdefault(name, []).append(images / f"image_{number:05}.jpg")
+            # The archive does not name the classes.
+            classes = grouped(
+                (f"flower {labels[number - 1]:03}", images / f"image_{number:05}.jpg")
+                for number in numbers[variable].tolist()
+            )
         splits[split] = split_of_files(classes, ids)
     return splits
 
@@ -41,7 +39,6 @@ DATASETS = (
                 "the archive and files of Nilsback et al.", (_IMAGES.names, _LABELS, _IDS), _read
             ),
         ),
-        split_folders=TRAIN_VALIDATION_TEST,
         source="Nilsback and Zisserman, ICVGIP 2008, https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
         folders=("flowers-102", "flowers102", "."),
     ),

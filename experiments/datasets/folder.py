@@ -42,7 +42,7 @@ from experiments.datasets.splits import (
     MultiLabelSplit,
     Split,
     check_splits,
-    open_files,
+    grouped,
     split_of_files,
 )
 
@@ -323,11 +323,9 @@ def _listing(
         if several:
             all_names, files = tuple(sorted(known)), sorted(of)
             targets = multi_hot([of[file] for file in files], all_names)
-            splits[split] = MultiLabelSplit(all_names, files, targets, open_files, root)
+            splits[split] = MultiLabelSplit(all_names, files, targets, root)
         else:
-            classes: dict[str, list[Path]] = {}
-            for file, (name,) in of.items():
-                classes.setdefault(name, []).append(file)
+            classes = grouped((name, file) for file, (name,) in of.items())
             ordered = splits[split] = split_of_files(classes, root)
             files = [file for own in ordered.classes.values() for file in own]
         all_files += [(split, "|".join(sorted(of[file])), file) for file in files]
@@ -394,9 +392,8 @@ def _read_csv(path: Path) -> _Listing:
             f"{shown} lists {len(absent)} files that are not images in {readable(root)}: "
             f"{', '.join(absent[:3])}; put them there as JPEG or PNG, or delete the lines"
         )
-    found: dict[str, dict[Path, set[str]]] = {}
-    for file, (split, own) in listed.items():
-        found.setdefault(split, {})[file] = own
+    files = grouped((split, file) for file, (split, _) in listed.items())
+    found = {split: {file: listed[file][1] for file in of} for split, of in files.items()}
     order = _FEW_SHOT if {"base", "novel"} <= {*found} and not several else _SHARED
     if not {*found} <= {*order} or order[0] not in found:
         raise DamagedArchiveError(

@@ -16,32 +16,20 @@ FOLDER = Path(__file__).with_name("icons")
 _SPLITS = {"base": "base", "validation": "val", "novel": "novel"}
 
 
-def _labels(split: str) -> dict[str, int]:
-    """The classes of a split, and the label of each in the file of images."""
-    index = json.loads((FOLDER / "icons.json").read_text(encoding="utf-8"))
-    pairs = zip(index["classes"], index["split"], strict=True)
-    return {name: label for label, (name, of) in enumerate(pairs) if of == _SPLITS[split]}
-
-
-def class_names(split: str) -> list[str]:
-    """The names of the classes of a split, in the order of their labels; needs no prepared data."""
-    return [*_labels(split)]
-
-
 def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
+    index = json.loads((FOLDER / "icons.json").read_text(encoding="utf-8"))
     with np.load(FOLDER / "icons.npz") as arrays:
         images, labels = arrays["images"][..., None], arrays["labels"]
 
     def picture(row: int) -> SourceImage:
         return SourceImage(images[row], f"icons.npz, image {row}")
 
+    classes: dict[str, dict[str, list[int]]] = {part: {} for part in _SPLITS.values()}
+    for label, (name, part) in enumerate(zip(index["classes"], index["split"], strict=True)):
+        classes[part][name] = np.flatnonzero(labels == label).tolist()
     return {
-        split: ClassSplit(
-            {name: np.flatnonzero(labels == of).tolist() for name, of in _labels(split).items()},
-            lambda: picture,
-            "icons.json",
-        )
-        for split in _SPLITS
+        split: ClassSplit(classes[part], "icons.json", lambda: picture)
+        for split, part in _SPLITS.items()
     }
 
 

@@ -26,7 +26,7 @@ from experiments.datasets.layouts import (
 )
 from experiments.datasets.pickles import load_mat, load_pickle
 from experiments.datasets.readers import read_names, read_table, relative, text
-from experiments.datasets.splits import ClassSplit, Table, split_of_files, split_of_rows
+from experiments.datasets.splits import ClassSplit, Table, grouped, split_of_files, split_of_rows
 
 # --- ImageNet-1K --------------------------------------------------------------------------------
 
@@ -53,18 +53,14 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
 
 def _read_train_tar(path: Path) -> ClassSplit:
     """Reads the tar file of training images, which contains one tar file per class."""
-    classes: dict[str, list[TarMember]] = {}
-    for member in tar_members(path):
-        match = re.search(r"(n\d+)\.tar/[^/]+$", member.name)
-        if match:
-            classes.setdefault(match[1], []).append(member)
-    return _members(classes, path)
+    found = [(re.search(r"(n\d+)\.tar/[^/]+$", of.name), of) for of in tar_members(path)]
+    return _members(grouped((match[1], member) for match, member in found if match), path)
 
 
 def _members(classes: dict[str, list[TarMember]], path: Path) -> ClassSplit:
     ordered = {name: sorted(classes[name], key=attrgetter("name")) for name in sorted(classes)}
     return ClassSplit(
-        ordered, lambda: lambda member: SourceImage(member.read(), f"{path}, {member.name}"), path
+        ordered, path, lambda: lambda member: SourceImage(member.read(), f"{path}, {member.name}")
     )
 
 
@@ -73,9 +69,7 @@ def _read_numbered(path: Path, class_of: dict[str, str]) -> ClassSplit:
     """Reads images named ILSVRC2012_val_00000001.JPEG and so on, in a folder or a tar file."""
     found: list[Any] = list_images(path) if path.is_dir() else tar_members(path)
     files = {Path(file.name).stem: file for file in found}
-    classes: dict[str, list[Any]] = {}
-    for stem, name in class_of.items():
-        classes.setdefault(name, []).append(files[stem])
+    classes = grouped((name, files[stem]) for stem, name in class_of.items())
     return split_of_files(classes, path) if path.is_dir() else _members(classes, path)
 
 
@@ -107,11 +101,9 @@ def _read_tiny(search_path: SearchPath) -> dict[str, ClassSplit]:
     annotations, images = inside(folder, "val/val_annotations.txt"), folder / "val/images"
     classes = list_folders(inside(folder, "train"))
     train = {class_name(path): list_images(path / "images") for path in classes}
-    test: dict[str, list[Path]] = {}
     with reading(annotations, "list of images"):
-        for line in read_names(annotations):
-            file, name, *_ = line.split("\t")
-            test.setdefault(name, []).append(images / relative(file, annotations))
+        rows = [line.split("\t") for line in read_names(annotations)]
+        test = grouped((name, images / relative(file, annotations)) for file, name, *_ in rows)
     return {
         "train": split_of_files(train, folder / "train"),
         "test": split_of_files(test, annotations),
@@ -130,12 +122,13 @@ _PHASES = {
 
 
 def _read_list(path: Path, search_path: SearchPath) -> ClassSplit:
-    images, classes = search_path.get("images"), dict[str, list[Path]]()
-    for number, row in read_table(path, "filename", "label")[1]:
-        place = f"{path}, line {number}"
-        file = Path(relative(row["filename"], place)).name
-        classes.setdefault(text(row["label"], place), []).append(images / file)
-    return split_of_files(classes, path)
+    images = search_path.get("images")
+
+    def entry(place: str, row: dict[str, str]) -> tuple[str, Path]:
+        return text(row["label"], place), images / Path(relative(row["filename"], place)).name
+
+    rows = read_table(path, "filename", "label")[1]
+    return split_of_files(grouped(entry(f"{path}, line {n}", row) for n, row in rows), path)
 
 
 @names_file
@@ -207,7 +200,7 @@ DATASETS = (
                 _read,
             ),
         ),
-        split_folders={"train": ("train",), "test": ("val", "validation")},
+        test_folders=("val", "validation"),
         source="Russakovsky et al., IJCV 2015, https://www.image-net.org/challenges/LSVRC/2012/",
         folders=(*_FOLDERS, "."),
     ),
@@ -217,7 +210,7 @@ DATASETS = (
         "validation images), 64×64",
         classes={"train": 200, "test": 200},
         layouts=(Layout("the archive of Tiny ImageNet", (_TINY.names,), _read_tiny),),
-        split_folders={"train": ("train",), "test": ("val", "test")},
+        test_folders=("val", "test"),
         image_shape=(64, 64, 3),
         whole=False,
         encoding="png",

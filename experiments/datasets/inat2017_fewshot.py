@@ -9,7 +9,7 @@ from experiments.datasets.base import photographs
 from experiments.datasets.layouts import Layout, Part, SearchPath, class_folders, inside
 from experiments.datasets.pickles import load_torch_list
 from experiments.datasets.readers import read_json, relative, text
-from experiments.datasets.splits import ClassSplit, split_of_files
+from experiments.datasets.splits import ClassSplit, grouped, split_of_files
 
 _IMAGES = Part("train_val_images", ("train_val_images.tar.gz", "train_val2017.tar.gz"))
 _BOXES = ("train_2017_bboxes.json", "train_2017_bboxes.zip")
@@ -25,11 +25,11 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
     if path.suffix == ".zip":
         path = inside(search_path.extract(path), _BOXES[0])
     species, boxed = _read_boxes(path)
-    splits: dict[str, dict[str, list[str]]] = {}
+    splits: dict[str, dict[str, set[str]]] = {}
     for split, names in _CATEGORIES.items():
         listed = search_path.get(*names)
         with reading(listed, f"list of categories of {path.name}"):
-            splits[split] = {species[n]: [*boxed.get(n, ())] for n in load_torch_list(listed)}
+            splits[split] = {species[n]: {*boxed.get(n, ())} for n in load_torch_list(listed)}
     needed = {file for classes in splits.values() for files in classes.values() for file in files}
     # The names of files in the annotations include the folder of the images.
     images = _IMAGES.locate(search_path, lambda name: PurePosixPath(name).as_posix() in needed)
@@ -43,15 +43,13 @@ def _read(search_path: SearchPath) -> dict[str, ClassSplit]:
 
 
 @names_file
-def _read_boxes(path: Path) -> tuple[dict[int, str], dict[int, dict[str, None]]]:
-    """The name of every category, and its images, each once and in order."""
+def _read_boxes(path: Path) -> tuple[dict[int, str], dict[int, list[str]]]:
+    """The name of every category, and its images, once for every box."""
     content = read_json(path)
     species = {entry["id"]: text(entry["name"], path) for entry in content["categories"]}
     files = {entry["id"]: relative(entry["file_name"], path) for entry in content["images"]}
-    boxed: dict[int, dict[str, None]] = {}
-    for entry in content["annotations"]:
-        boxed.setdefault(entry["category_id"], {})[files[entry["image_id"]]] = None
-    return species, boxed
+    boxes = ((entry["category_id"], files[entry["image_id"]]) for entry in content["annotations"])
+    return species, grouped(boxes)
 
 
 DATASETS = (

@@ -21,7 +21,7 @@ from experiments.datasets.base import Dataset
 from experiments.datasets.images import SourceImage
 from experiments.datasets.layouts import Layout, SearchPath
 from experiments.datasets.readers import multi_hot, read_xml
-from experiments.datasets.splits import ClassSplit, MultiLabelSplit
+from experiments.datasets.splits import ClassSplit, MultiLabelSplit, grouped
 
 _PACKAGE = "kanjivg"
 _INSTALL = 'pip install -e ".[kanji]"'
@@ -98,25 +98,17 @@ def _read(search_path: SearchPath) -> dict[str, MultiLabelSplit]:
     for split, tenths in _SPLITS.items():
         chosen = [path for path in components if _tenth(characters[path]) in tenths]
         targets = multi_hot([components[path].intersection(names) for path in chosen], names)
-        splits[split] = MultiLabelSplit(names, chosen, targets, _drawer, folder)
+        splits[split] = MultiLabelSplit(names, chosen, targets, folder, _drawer)
     return splits
 
 
 def _read_radicals(search_path: SearchPath) -> dict[str, ClassSplit]:
     folder = _folder()
-    members: dict[str, list[Path]] = {}
-    for path in _characters(folder):
-        members.setdefault(_radical(path), []).append(path)
-    members.pop("", None)
+    members = grouped((_radical(path), path) for path in _characters(folder))
+    enough = [name for name in sorted(members) if name and len(members[name]) >= _MIN_RADICAL]
     return {
         split: ClassSplit(
-            {
-                radical: members[radical]
-                for radical in sorted(members)
-                if len(members[radical]) >= _MIN_RADICAL and _tenth(radical) in tenths
-            },
-            _drawer,
-            folder,
+            {name: members[name] for name in enough if _tenth(name) in tenths}, folder, _drawer
         )
         for split, tenths in _RADICAL_SPLITS.items()
     }
@@ -137,14 +129,13 @@ def _drawer() -> Callable[[Path], SourceImage]:
 
 def _draw(path: Path, size: int) -> np.ndarray:
     """Draws white strokes with round ends on black."""
-    strokes = [[*_points(stroke.get("d", ""))] for stroke in read_xml(path).iter(f"{_SVG}path")]
     side = _OVERSAMPLING * size
     scale = side / _SIDE
     radius = _STROKE * scale / 2
     image = Image.new("L", (side, side))
     pen = ImageDraw.Draw(image)
-    for stroke in strokes:
-        points = [point * scale for point in stroke]
+    for stroke in read_xml(path).iter(f"{_SVG}path"):
+        points = [point * scale for point in _points(stroke.get("d", ""))]
         for start, end in itertools.pairwise(points):
             if start != end:
                 across = (end - start) / abs(end - start) * 1j * radius

@@ -14,9 +14,6 @@ from experiments.datasets.layouts import Layout, Part, SearchPath
 from experiments.datasets.readers import read_idx
 from experiments.datasets.splits import ClassSplit, split_of_arrays
 
-_AXES = {"images": 3, "labels": 1}
-"""Of the arrays in the two kinds of files."""
-_DIGITS = string.digits
 _CLOTHES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -26,8 +23,8 @@ _HIRAGANA = (
     "はひふへほまみむめもやゆよらりるれろわゐゑをんゝ"
 )
 _CAPITALS = string.digits + string.ascii_uppercase
+# Of 15 letters, the small and the capital form are one class.
 _MERGED = f"{_CAPITALS}abdefghnqrt"
-"""Of 15 letters, the small and the capital form are one class."""
 
 
 def _idx(
@@ -48,13 +45,13 @@ def _idx(
     of which those for test have `test` in place of `train`. EMNIST stores images `transposed`.
     """
 
-    def part(split: str, kind: str) -> Part:
-        start, end = f"{prefix}{split}-{kind}", f"idx{_AXES[kind]}-ubyte"
+    def part(split: str, kind: str, axes: int) -> Part:
+        start, end = f"{prefix}{split}-{kind}", f"idx{axes}-ubyte"
         file = f"{start}-{end}.gz"
         return Part(file, archives, (file, f"{start}-{end}", f"{start}.{end}"))
 
     parts = {
-        split: {kind: part(of, kind) for kind in _AXES}
+        split: (part(of, "images", 3), part(of, "labels", 1))
         for split, of in {"train": "train", "test": test}.items()
     }
 
@@ -64,16 +61,15 @@ def _idx(
     def read(search_path: SearchPath) -> dict[str, ClassSplit]:
         splits = {}
         for split, of in parts.items():
-            paths = {kind: part.locate(search_path, keep) for kind, part in of.items()}
-            images, labels = (read_idx(paths[kind]) for kind in _AXES)
-            with reading(paths["images"], "IDX file of images"):
+            path, path_of_labels = (part.locate(search_path, keep) for part in of)
+            images, labels = read_idx(path), read_idx(path_of_labels).astype(np.int64) - first
+            with reading(path, "IDX file of images"):
                 images = images.reshape(len(images), 28, 28, 1)
             images = images.swapaxes(1, 2) if transposed else images
-            labels = labels.astype(np.int64) - first
-            splits[split] = split_of_arrays(paths["labels"], images, labels, names)
+            splits[split] = split_of_arrays(path_of_labels, images, labels, names)
         return splits
 
-    needs = tuple(part.names for of in parts.values() for part in of.values())
+    needs = tuple(part.names for of in parts.values() for part in of)
     return Dataset(
         name=name,
         description=f"{description}, 28×28, greyscale",
@@ -84,15 +80,10 @@ def _idx(
     )
 
 
-def _kuzushiji(name: str, description: str, names: str, *folders: str) -> Dataset:
-    return _idx(
-        name,
-        description,
-        names,
-        folders=folders,
-        images_of="kmnist",
-        source="Clanuwat et al., 2018, CC BY-SA 4.0, https://github.com/rois-codh/kmnist",
-    )
+_KUZUSHIJI: dict[str, Any] = {
+    "images_of": "kmnist",
+    "source": "Clanuwat et al., 2018, CC BY-SA 4.0, https://github.com/rois-codh/kmnist",
+}
 
 
 def _emnist(split: str, description: str, names: str, first: int = 0) -> Dataset:
@@ -126,21 +117,23 @@ DATASETS = (
     _idx(
         "mnist",
         "70,000 handwritten digits (MNIST)",
-        _DIGITS,
+        string.digits,
         folders=("mnist", "MNIST/raw"),
         source="LeCun et al., 1998, http://yann.lecun.com/exdb/mnist/",
     ),
-    _kuzushiji(
+    _idx(
         "kmnist",
         "70,000 cursive hiragana of 10 kinds (Kuzushiji-MNIST)",
         "おきすつなはまやれを",
-        *("kmnist", "KMNIST/raw"),
+        folders=("kmnist", "KMNIST/raw"),
+        **_KUZUSHIJI,
     ),
-    _kuzushiji(
+    _idx(
         "k49",
         "270,912 cursive hiragana of 49 kinds (Kuzushiji-49)",
         _HIRAGANA,
-        *("k49", "kuzushiji-49"),
+        folders=("k49", "kuzushiji-49"),
+        **_KUZUSHIJI,
     ),
     _emnist("balanced", "131,600 handwritten digits and letters of 47 kinds", _MERGED),
     _emnist(
@@ -149,7 +142,7 @@ DATASETS = (
         _CAPITALS + string.ascii_lowercase,
     ),
     _emnist("bymerge", "814,255 handwritten digits and letters of 47 kinds", _MERGED),
-    _emnist("digits", "280,000 handwritten digits", _DIGITS),
+    _emnist("digits", "280,000 handwritten digits", string.digits),
     _emnist("letters", "145,600 handwritten letters", string.ascii_lowercase, first=1),
-    _emnist("mnist", "70,000 handwritten digits", _DIGITS),
+    _emnist("mnist", "70,000 handwritten digits", string.digits),
 )

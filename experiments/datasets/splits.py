@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,10 +15,17 @@ from experiments.datasets.images import SourceImage
 from experiments.datasets.pickles import load_pickle
 from experiments.datasets.readers import text
 
+_Name = TypeVar("_Name")
+_Key = TypeVar("_Key")
 Table = Sequence[Any] | np.ndarray
 """Pixels uint8 [n, h, w, c], or n encoded images."""
 Open = Callable[[], Callable[[Any], SourceImage]]
 """Opens the images of a split. Returns a function from a key to its image."""
+
+
+def open_files() -> Callable[[Path], SourceImage]:
+    """Opens images stored as separate files, whose keys are their paths."""
+    return lambda path: SourceImage(path, str(path))
 
 
 @dataclass(frozen=True)
@@ -27,9 +34,9 @@ class ClassSplit:
 
     classes: Mapping[str, Sequence[Any]]
     """The ordered keys of the images of every class: paths, or rows of a table."""
-    open: Open
     source: Path | str
     """The file or folder that defines the classes, for messages."""
+    open: Open = open_files
 
     def counts(self) -> dict[str, int]:
         """The number of images of every class."""
@@ -51,9 +58,9 @@ class MultiLabelSplit:
     """The ordered keys of the images."""
     targets: np.ndarray
     """int8 [n, C]: 1 if the image has the label, 0 if not, −1 if unknown."""
-    open: Open
     source: Path | str
     """As in `ClassSplit`."""
+    open: Open = open_files
 
     def counts(self) -> dict[str, int]:
         """The number of images with each label."""
@@ -97,14 +104,17 @@ def check_splits(splits: Mapping[str, Split]) -> list[str]:
     return [*seen]
 
 
-def open_files() -> Callable[[Path], SourceImage]:
-    """Opens images stored as separate files, whose keys are their paths."""
-    return lambda path: SourceImage(path, str(path))
-
-
 def split_of_files(classes: Mapping[str, Sequence[Path]], source: Path) -> ClassSplit:
     """The files of every class, sorted; `source` is the file or folder that defines the classes."""
-    return ClassSplit(_ordered(classes), open_files, source)
+    return ClassSplit(_ordered(classes), source)
+
+
+def grouped(pairs: Iterable[tuple[_Name, _Key]]) -> dict[_Name, list[_Key]]:
+    """The keys of every class, from pairs of both."""
+    classes: dict[_Name, list[_Key]] = {}
+    for name, key in pairs:
+        classes.setdefault(name, []).append(key)
+    return classes
 
 
 def _ordered(classes: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
@@ -127,7 +137,7 @@ def split_of_rows(
             raise DamagedArchiveError(f"{source} has {len(table)} images, and none of row {last}")
         return lambda row: SourceImage(table[row], f"{source}, image {row}")
 
-    return ClassSplit(ordered, open_table, source)
+    return ClassSplit(ordered, source, open_table)
 
 
 @names_file
@@ -142,8 +152,8 @@ def split_of_arrays(
         raise ValueError(f"a label is not one of the {len(names)} classes")
     return ClassSplit(
         {name: np.flatnonzero(labels == label).tolist() for label, name in enumerate(names)},
-        lambda: lambda row: SourceImage(images[row], f"{source}, image {row}"),
         source,
+        lambda: lambda row: SourceImage(images[row], f"{source}, image {row}"),
     )
 
 
@@ -156,7 +166,6 @@ def split_of_pickle(path: Path, prefix: str) -> ClassSplit:
     """
     content = load_pickle(path, "data", "labels")
     names = {label: text(name, path) for name, label in content.get("catname2label", {}).items()}
-    classes: dict[str, list[int]] = {}
-    for row, label in enumerate(content["labels"]):
-        classes.setdefault(names.get(label, f"{prefix} {label:03}"), []).append(row)
+    rows = enumerate(content["labels"])
+    classes = grouped((names.get(label, f"{prefix} {label:03}"), row) for row, label in rows)
     return split_of_rows(classes, lambda: load_pickle(path)["data"], path)

@@ -19,6 +19,7 @@ from experiments.datasets.archives import (
     extract,
     tar_members,
 )
+from experiments.datasets.images import SourceImage, encode
 from experiments.datasets.pickles import load_mat, load_pickle, load_torch_list
 from experiments.datasets.readers import (
     read_idx,
@@ -50,11 +51,9 @@ def _same(found, expected):
         # NumPy may give an array of foreign byte order in its own.
         assert found.dtype.newbyteorder("=") == expected.dtype.newbyteorder("=")
         np.testing.assert_array_equal(found, expected)
-    elif isinstance(expected, dict):
-        assert [*found] == [*expected]
-        _same([*found.values()], [*expected.values()])
-    elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected)
+    elif isinstance(expected, dict | list | tuple):
+        if isinstance(expected, dict):
+            found, expected = [*found.items()], [*expected.items()]
         for pair in zip(found, expected, strict=True):
             _same(*pair)
     else:
@@ -134,24 +133,18 @@ def _zip_bytes(members):
 
 
 def _content(folder):
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.xz"])
 def test_an_archive_is_extracted_whole_or_what_is_kept_of_it(tmp_path, kind):
-    if kind == "zip":
-        content = _zip_bytes([("set/", b""), *FILES.items()])
-    else:
+    content = _zip_bytes([("set/", b""), *FILES.items()])
+    if kind != "zip":
         members = [_member("set", tarfile.DIRTYPE), *FILES.items()]
         content = _tar_bytes(members, "w:" + kind.partition(".")[2])
     (path := tmp_path / f"data.{kind}").write_bytes(content)
-    target = tmp_path / "out/data"
-    assert extract(path, target) == target
-    assert _content(target) == FILES
+    assert _content(extract(path, tmp_path / "out/data")) == FILES
     some = extract(path, tmp_path / "some", keep=lambda name: name.endswith(".png"))
     assert _content(some) == {k: v for k, v in FILES.items() if k.endswith(".png")}
     extract(path, some)  # What is extracted stays.
@@ -196,108 +189,76 @@ def _table(path):
     return [*read_table(path, "file", delimiters=",;")[1]]
 
 
-UNSAFE = {
-    "os.system": (load_pickle, _SYSTEM),
-    "INST": (load_pickle, b"(S'touch touched'\nios\nsystem\n."),
-    "STACK_GLOBAL": (load_pickle, b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x02ls\x85R."),
-    "eval": (load_pickle, pickle.dumps(_Call(eval, f"open({_MARK!r}, 'w')"))),
-    "numpy.load": (load_pickle, pickle.dumps(_Call(np.load, "x", None, True))),
-    "a dotted name": (load_pickle, b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93."),
-    "object scalar": (load_pickle, pickle.dumps(_Call(multiarray.scalar, np.dtype("O"), b"8" * 8))),
-    "object array": (load_pickle, pickle.dumps(np.array(["a", None]))),
-    "object buffer": (
-        load_pickle,
-        pickle.dumps(_Call(vars(numeric)["_frombuffer"], b"8" * 8, np.dtype("O"), (1,), "C")),
-    ),
-    "a data type with hidden objects": (
-        load_pickle,
-        pickle.dumps(_array_of(_Call(np.dtype, "V8", state=_LYING), (1,), b"8" * 8)),
-    ),
-    "a data type of fields": (load_pickle, pickle.dumps(_Call(np.dtype, [("a", "O")]))),
-    "torch": (load_torch_list, _zip_bytes([("cats/data.pkl", _SYSTEM)])),
-    "a tar with ..": (_extracted, _leads_out(("a/../../out.txt", b"x"))),
-    "a tar with a link": (_extracted, _leads_out(_member("a", tarfile.SYMTYPE, "../.."))),
-    "a tar with a hard link": (_extracted, _leads_out(_member("a", tarfile.LNKTYPE, "/etc/x"))),
-    "a tar with a device": (_extracted, _leads_out(_member("a", tarfile.CHRTYPE))),
-}
-DAMAGED = {
-    "numpy.ndarray called": (load_pickle, pickle.dumps(_Call(np.ndarray, (1,), "O", b"8" * 8))),
-    "EXT": (load_pickle, b"\x80\x02\x82\x01."),
-    "persistent id": (load_pickle, b"\x80\x02K\x01Q."),
-    **{f"cut at {length}": (load_pickle, _WHOLE[:length]) for length in (0, 40, 150, -1)},
-    **{
-        f"bytes for {shape}": (
-            load_pickle,
-            pickle.dumps(_array_of(np.dtype("u1"), shape, b"12")),
-        )
+UNSAFE = [
+    (load_pickle, _SYSTEM),
+    (load_pickle, b"(S'touch touched'\nios\nsystem\n."),
+    (load_pickle, b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x02ls\x85R."),
+    (load_pickle, pickle.dumps(_Call(eval, f"open({_MARK!r}, 'w')"))),
+    (load_pickle, pickle.dumps(_Call(np.load, "x", None, True))),
+    (load_pickle, b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93."),  # A dotted name.
+    # Objects: as a scalar, in an array, from a buffer, hidden in a type, and in a field.
+    (load_pickle, pickle.dumps(_Call(multiarray.scalar, np.dtype("O"), b"8" * 8))),
+    (load_pickle, pickle.dumps(np.array(["a", None]))),
+    (load_pickle, pickle.dumps(_Call(vars(numeric)["_frombuffer"], b"8" * 8, np.dtype("O"), (1,)))),
+    (load_pickle, pickle.dumps(_array_of(_Call(np.dtype, "V8", state=_LYING), (1,), b"8" * 8))),
+    (load_pickle, pickle.dumps(_Call(np.dtype, [("a", "O")]))),
+    (load_torch_list, _zip_bytes([("cats/data.pkl", _SYSTEM)])),
+    (_extracted, _leads_out(("a/../../out.txt", b"x"))),
+    (_extracted, _leads_out(_member("a", tarfile.SYMTYPE, "../.."))),
+    (_extracted, _leads_out(_member("a", tarfile.LNKTYPE, "/etc/x"))),
+    (_extracted, _leads_out(_member("a", tarfile.CHRTYPE))),
+]
+_GROWS = b'<!DOCTYPE a [<!ENTITY b "' + b"x" * 10**5 + b'">]><a>' + b"&b;" * 10**5 + b"</a>"
+DAMAGED = [
+    (load_pickle, pickle.dumps(_Call(np.ndarray, (1,), "O", b"8" * 8))),
+    (load_pickle, b"\x80\x02\x82\x01."),  # An extension.
+    (load_pickle, b"\x80\x02K\x01Q."),  # A persistent id.
+    *((load_pickle, _WHOLE[:length]) for length in (0, 40, 150, -1)),
+    *(
+        (load_pickle, pickle.dumps(_array_of(np.dtype("u1"), shape, b"12")))
         for shape in ((1000,), (-1, -2), (2**62, 8))
-    },
-    "no entry": (lambda path: load_pickle(path, "data"), pickle.dumps({})),
-    "torch without data": (load_torch_list, _zip_bytes([("cats/other", b"")])),
-    "torch with another": (load_torch_list, _zip_bytes([("cats/data.pkl", pickle.dumps(5))])),
-    "MATLAB": (lambda path: load_mat(path, "x"), b"MATLAB 5"),
-    "text": (read_lines, "ä".encode("utf-16-le") + b"\xff"),
-    "no column": (_table, b"label\na\n"),
-    "an open quote": (_table, b'file,label\n"a,b\n'),
-    "cells": (_table, b"file,label\na\n"),
-    "JSON": (read_json, b'{"a": '),
-    "deep JSON": (read_json, b"[" * 10**6),
-    "XML": (read_xml, b"<a><b></a>"),
-    "XML that grows": (
-        read_xml,
-        b'<!DOCTYPE a [<!ENTITY b "' + b"x" * 10**5 + b'">]><a>' + b"&b;" * 10**5 + b"</a>",
     ),
-    **{
-        f"IDX {name}": (read_idx, content)
-        for name, content in {
-            "page": b"<html>",
-            "header": b"\0\0\x08\xff" + bytes(1020),
-            "type": b"\0\0\x0d\1" + bytes(8),
-            "shorter": b"\0\0\x08\1\0\0\0\x09" + bytes(8),
-            "cut": gzip.compress(b"\0\0\x08\1\0\0\0\x09" + bytes(9))[:-9],
-        }.items()
-    },
-    **{
-        f"archive {number}": (_extracted, content)
-        for number, content in enumerate(
-            [
-                b"something",
-                _TGZ[:70_000],
-                _TGZ[:-8] + bytes([_TGZ[-8] ^ 1]) + _TGZ[-7:],  # A wrong sum.
-                _tar_bytes(_PAIR)[:70_000],
-                _zip_bytes(_PAIR)[:70_000],
-                _zip_bytes(_PAIR).replace(_NOISE, _NOISE[::-1], 1),
-            ]
-        )
-    },
-    **{
-        f"plain tar {number}": (tar_members, content)
-        for number, content in enumerate(
-            [
-                b"",
-                b"something" * 100,
-                _tar_bytes(_INNER.items(), "w:gz"),
-                _tar_bytes([("n1.tar", b"no tar" * 200)]),
-                _tar_bytes([("n1.tar", _TAR[:600])]),
-            ]
-        )
-    },
-}
+    (lambda path: load_pickle(path, "data"), pickle.dumps({})),
+    (load_torch_list, _zip_bytes([("cats/other", b"")])),
+    (load_torch_list, _zip_bytes([("cats/data.pkl", pickle.dumps(5))])),
+    (lambda path: load_mat(path, "x"), b"MATLAB 5"),
+    (read_lines, "ä".encode("utf-16-le") + b"\xff"),
+    (_table, b"label\na\n"),
+    (_table, b'file,label\n"a,b\n'),
+    (_table, b"file,label\na\n"),
+    (_table, b"file,label,label\na,b,c\n"),
+    *((read_json, content) for content in (b'{"a": ', b"[" * 10**6)),
+    *((read_xml, content) for content in (b"<a><b></a>", _GROWS)),
+    (read_idx, b"<html>"),
+    (read_idx, b"\0\0\x08\xff" + bytes(1020)),  # 255 axes.
+    (read_idx, b"\0\0\x0d\1" + bytes(8)),  # Floats.
+    (read_idx, b"\0\0\x08\1\0\0\0\x09" + bytes(8)),
+    (read_idx, gzip.compress(b"\0\0\x08\1\0\0\0\x09" + bytes(9))[:-9]),
+    (_extracted, b"something"),
+    (_extracted, _TGZ[:70_000]),
+    (_extracted, _TGZ[:-8] + bytes([_TGZ[-8] ^ 1]) + _TGZ[-7:]),  # A wrong sum.
+    (_extracted, _tar_bytes(_PAIR)[:70_000]),
+    (_extracted, _zip_bytes(_PAIR)[:70_000]),
+    (_extracted, _zip_bytes(_PAIR).replace(_NOISE, _NOISE[::-1], 1)),
+    (tar_members, b""),
+    (tar_members, b"something" * 100),
+    (tar_members, _tar_bytes(_INNER.items(), "w:gz")),
+    (tar_members, _tar_bytes([("n1.tar", b"no tar" * 200)])),
+    (tar_members, _tar_bytes([("n1.tar", _TAR[:600])])),
+]
 
 
-@pytest.mark.parametrize("kind", UNSAFE | DAMAGED)
-def test_hostile_and_damaged_files_are_refused_by_name(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize("number", range(len(UNSAFE) + len(DAMAGED)))
+def test_hostile_and_damaged_files_are_refused_by_name(tmp_path, monkeypatch, number):
     monkeypatch.chdir(tmp_path)
-    read, content = (UNSAFE | DAMAGED)[kind]
+    read, content = [*UNSAFE, *DAMAGED][number]
     (folder := tmp_path / "inner").mkdir()
     (folder / "given").write_bytes(content)
-    with pytest.raises(UnsafeArchiveError if kind in UNSAFE else DamagedArchiveError) as error:
+    kind = UnsafeArchiveError if number < len(UNSAFE) else DamagedArchiveError
+    with pytest.raises(kind, match="given") as error:
         read(folder / "given")
-    assert "given" in str(error.value)
     assert len(str(error.value)) < 700
     assert [path.name for path in tmp_path.iterdir()] == ["inner"]
-    if kind == "os.system":
-        assert "requests os.system" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -313,8 +274,13 @@ def test_a_path_in_a_list_stays_in_its_folder(name):
     assert relative("./a b/c\\d.jpg", "") == "a b/c/d.jpg"
 
 
+def _image(path):
+    return encode(SourceImage(path, str(path)), (64, 64, 3))
+
+
 @pytest.mark.parametrize(
-    "read", [load_pickle, load_torch_list, load_mat, read_lines, read_json, read_xml, read_idx]
+    "read",
+    [_image, load_pickle, load_torch_list, load_mat, read_lines, read_json, read_xml, read_idx],
 )
 def test_pipes_and_folders_are_refused(tmp_path, read):
     os.mkfifo(tmp_path / "pipe")

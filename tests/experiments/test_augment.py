@@ -12,6 +12,7 @@ from PIL import Image
 
 from experiments.core.config import DataConfig
 from experiments.core.errors import ConfigError
+from experiments.core.protocol import Photographs
 from experiments.data import augment as module
 from experiments.data.augment import (
     check_augmentation,
@@ -103,12 +104,11 @@ def test_jitter_of_colours_is_brightness_contrast_saturation():
     assert (abs(np.corrcoef(factors.T) - np.eye(3)) < 0.4).all()
 
 
-def test_jitter_stays_in_the_range_of_pixels():
-    config = replace(PLAIN, color_jitter=1.5)
-    for channels in (1, 3):
-        found = np.asarray(augment(images_of(50, (6, 6, channels), 0), keys_of(50), config))
-        assert found.min() == 0
-        assert found.max() == pytest.approx(1)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_jitter_stays_in_the_range_of_pixels(channels):
+    images = images_of(50, (6, 6, channels), 0)
+    found = np.asarray(augment(images, keys_of(50), replace(PLAIN, color_jitter=1.5)))
+    assert (found.min(), found.max()) == (0, pytest.approx(1))
 
 
 def test_light_is_one_colour_along_the_components_of_imagenet():
@@ -240,9 +240,9 @@ def test_resize_and_center_crop(shape, shorter, size, to_square):
     np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
-@partial(jax.jit, static_argnums=(1, 2), static_argnames=("scale", "ratio"))
-def boxes_of(keys, height, width, *, scale, ratio):
-    return jax.vmap(lambda key: random_box(key, height, width, scale=scale, ratio=ratio))(keys)
+def boxes_of(keys, height, width, **settings):
+    box = partial(random_box, height=height, width=width, **settings)
+    return [tuple(of) for of in np.asarray(jax.jit(jax.vmap(box))(keys)).tolist()]
 
 
 @pytest.mark.parametrize(
@@ -255,32 +255,100 @@ def boxes_of(keys, height, width, *, scale, ratio):
     ],
 )
 def test_a_box_that_never_fits_is_the_middle(shape, ratio, expected):
-    boxes = boxes_of(keys_of(20), *shape, scale=(1.0, 1.0), ratio=ratio)
-    assert {tuple(box) for box in np.asarray(boxes).tolist()} == {expected}
+    assert {*boxes_of(keys_of(20), *shape, scale=(1.0, 1.0), ratio=ratio)} == {expected}
 
 
 def test_random_resized_crop_shows_its_box_alone():
     images = np.asarray(images_of(12, (40, 56, 3), 0))
     keys, settings = keys_of(12), {"scale": (0.1, 0.9), "ratio": (0.5, 2.0)}
-    found = jax.jit(
-        jax.vmap(lambda image, key: random_resized_crop(image, key, (18, 15), **settings))
-    )(images, keys)
-    assert found.shape == (12, 18, 15, 3)
-    boxes = np.asarray(boxes_of(keys, 40, 56, **settings)).tolist()
-    assert len({tuple(box) for box in boxes}) == 12
+    crop = partial(random_resized_crop, size=(18, 15), **settings)
+    found = jax.jit(jax.vmap(crop))(images, keys)
+    boxes = boxes_of(keys, 40, 56, **settings)
+    assert len({*boxes}) == 12
     for image, box, crop in zip(images, boxes, found, strict=True):
-        np.testing.assert_allclose(crop, by_pillow(image, (18, 15), tuple(box)), atol=2e-3)
+        np.testing.assert_allclose(crop, by_pillow(image, (18, 15), box), atol=2e-3)
+
+
+INCEPTION = {"scale": (0.08, 1.0), "ratio": (3 / 4, 4 / 3)}
+
+
+def boxes_by_torchvision(height, width, scale, ratio, count):
+    """`RandomResizedCrop.get_params`, with NumPy."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        for _ in range(10):
+            area = height * width * rng.uniform(*scale)
+            aspect = np.exp(rng.uniform(*np.log(ratio)))
+            w, h = round(np.sqrt(area * aspect)), round(np.sqrt(area / aspect))
+            if 0 < w <= width and 0 < h <= height:
+                box = rng.integers(0, height - h + 1), rng.integers(0, width - w + 1), h, w
+                break
+        else:
+            w = min(width, round(height * max(ratio)))
+            h = min(height, round(width / min(ratio)))
+            box = (height - h) // 2, (width - w) // 2, h, w
+        found.append(box)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("sides", [(384, 256), (100, 512)])
+def test_regions_of_random_crops_are_those_of_torchvision(sides):
+    """They cover the whole image; areas and aspect ratios are relative to its true size."""
+    (height, width), count = sides, 4000
+    found = np.array(boxes_of(keys_of(count), *sides, **INCEPTION))
+    assert (found >= 0).all()
+    assert (found[:, :2] + found[:, 2:] <= sides).all()
+    assert (found[:, :2].min(0) == 0).all()
+    assert ((found[:, :2] + found[:, 2:]).max(0) == sides).all()
+    expected = boxes_by_torchvision(height, width, **INCEPTION, count=count)
+
+    def described(boxes):
+        top, left, h, w = boxes.T
+        return top + h / 2, left + w / 2, h * w / (height * width), np.log(w / h)
+
+    for ours, theirs in zip(described(found), described(expected), strict=True):
+        error = 4 * np.hypot(ours.std(), theirs.std()) / np.sqrt(count)
+        assert abs(ours.mean() - theirs.mean()) <= error
+        own, wanted = (np.quantile(x, (0.1, 0.25, 0.5, 0.75, 0.9)) for x in (ours, theirs))
+        np.testing.assert_allclose(own, wanted, atol=0.15 * theirs.std())
+
+
+def in_arrays(images: list[np.ndarray]) -> Photographs:
+    """Photographs as they are read, in arrays of 16 × 32, with noise where there is no image."""
+    pixels = np.random.default_rng(0).integers(0, 256, (len(images), 16, 32, 3), np.uint8)
+    for image, out in zip(images, pixels, strict=True):
+        flat = image.swapaxes(0, 1) if image.shape[0] > image.shape[1] else image
+        out[: flat.shape[0], : flat.shape[1]] = flat
+    return Photographs(pixels, np.array([image.shape[:2] for image in images], np.int32))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"crop_scale": (0.08, 1.0)}, {"resize": 12}, {"resize": 12, "resize_to_square": True}],
+)
+def test_a_photograph_is_seen_as_an_image_of_its_size(changes):
+    rng, shapes = np.random.default_rng(1), [(16, 32), (32, 16), (30, 2), (9, 21), (1, 1), (16, 16)]
+    images = [rng.integers(0, 256, (1, *shape, 3), np.uint8) for shape in shapes]
+    photographs, keys = in_arrays([image for (image,) in images]), keys_of(len(images), 3)
+    config = replace(PLAIN, image_size=8, **changes)
+    found = augment(photographs, keys, config), normalize(photographs, config)
+    for n in (0, 1, 3, 4):
+        alone = augment(images[n], keys[n : n + 1], config), normalize(images[n], config)
+        for all_of, (one,) in zip(found, alone, strict=True):
+            np.testing.assert_allclose(all_of[n], one, atol=1e-5)
+    # Without a size, squares of the stored one.
+    stored = replace(config, image_size=0, resize=0)
+    assert jax.eval_shape(partial(augment, config=stored), photographs, keys).shape[1:3] == (16, 16)
 
 
 @pytest.mark.long
 def test_shares_of_mixup_have_the_beta_distribution():
     """Its larger half, against NumPy."""
-    beta = 0.2
-    keys = jax.random.split(jax.random.key(0), 3000)
+    beta, keys = 0.2, keys_of(3000)
     images, labels = jnp.float32(images_of(2)), jnp.arange(2)
     draw = jax.vmap(lambda key: mix_batch(images, labels, key, beta, axis_name=None).share)
     shares = np.asarray(jax.jit(draw)(keys))
-    assert shares.dtype == np.float32
     drawn = np.random.default_rng(0).beta(beta, beta, 100_000)
     expected = np.maximum(drawn, 1 - drawn)
     assert shares.mean() == pytest.approx(expected.mean(), abs=0.01)
@@ -298,25 +366,21 @@ def test_a_mixed_batch_has_the_shares_of_its_pixels_on_any_number_of_devices():
         in_axes=(0, 0, None),
         devices=jax.devices()[:4],
     )
-    for number in range(4):
-        key = jax.random.key(number)
-        batch = alone(key)
+    for key in keys_of(4):
+        batch, split = alone(key), spread(images.reshape(4, 2, 3, 2, 1), labels.reshape(4, 2), key)
         share = float(batch.share)
-        assert 0.5 <= share < 1
-        np.testing.assert_array_equal(batch.labels, labels)
-        np.testing.assert_array_equal(batch.other_labels, labels[::-1])
-        expected = share * labels + (1 - share) * labels[::-1]
-        expected = np.broadcast_to(expected[:, None, None, None], images.shape)
-        np.testing.assert_allclose(batch.images, expected, atol=4 * FLOAT32)
-        split = spread(images.reshape(4, 2, 3, 2, 1), labels.reshape(4, 2), key)
+        assert (share >= 0.5, share < 1, batch.share.dtype) == (True, True, np.float32)
+        mixed = share * labels + (1 - share) * labels[::-1]
+        expected = np.broadcast_to(mixed[:, None, None, None], images.shape)
         np.testing.assert_allclose(split.share, np.full(4, share), rtol=FLOAT32)
-        np.testing.assert_allclose(split.images.reshape(images.shape), expected, atol=8 * FLOAT32)
-        np.testing.assert_array_equal(split.labels.ravel(), labels)
-        np.testing.assert_array_equal(split.other_labels.ravel(), labels[::-1])
+        for found in (batch, split):
+            found_images = found.images.reshape(images.shape)
+            np.testing.assert_allclose(found_images, expected, atol=8 * FLOAT32)
+            np.testing.assert_array_equal(found.labels.ravel(), labels)
+            np.testing.assert_array_equal(found.other_labels.ravel(), labels[::-1])
 
 
 def test_the_augmentations_that_are_on_are_named():
     config = DataConfig(flip=False, lighting=0.1, mixup=0.25)
-    named = "shifts by up to 4 pixels, lighting 0.1, mixup 0.25"
-    assert describe_augmentation(config) == named
+    assert describe_augmentation(config) == "shifts by up to 4 pixels, lighting 0.1, mixup 0.25"
     assert describe_augmentation(DataConfig(flip=False, pad=0)) == "none"

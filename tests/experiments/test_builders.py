@@ -1,5 +1,6 @@
 """Prepared data: written once, whole, in a fixed order; read, or refused where it is damaged."""
 
+import itertools
 import json
 import os
 import signal
@@ -18,8 +19,8 @@ from experiments.datasets import describe, icons, lookup
 from experiments.datasets.archives import DamagedArchiveError
 from experiments.datasets.images import Encoding, SourceImage, encode
 from experiments.datasets.preparation import prepare
-from tests.experiments import fake_archives
-from tests.experiments.fake_archives import decode
+from tests.experiments import fake_archives, fake_image_sets
+from tests.experiments.fake_archives import decode, whole_images
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,17 +34,11 @@ def test_a_killed_preparation_is_not_taken_for_data(dirs):
     script = """
         import os, signal, sys
         from pathlib import Path
-        from experiments.datasets import images, preparation
-        from experiments.data.pipeline import load_split
+        from experiments.datasets import lookup, preparation
 
-        def encode(picture, *args, **kwargs):
-            if "n02950826" in picture.source:  # In the second split.
-                os.kill(os.getpid(), signal.SIGKILL)
-            return images.encode(picture, *args, **kwargs)
-
-        preparation.encode = encode
+        preparation.write_json = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         data_dir, manual_dir = map(Path, sys.argv[1:])
-        load_split("mini_imagenet", "base", data_dir=data_dir, manual_dir=manual_dir)
+        preparation.prepare(lookup("mini_imagenet"), data_dir=data_dir, manual_dir=manual_dir)
     """
     killed = subprocess.run(_script(script, *dirs.values()), cwd=ROOT, timeout=300)
     assert killed.returncode == -signal.SIGKILL
@@ -106,46 +101,94 @@ def test_another_image_is_resized_and_its_centre_cut_out(height, width):
             np.testing.assert_allclose(line, 255 * positions / (side * scale), atol=4)
 
 
+SIZES = [(90, 160), (160, 90), (48, 48)]
+"""Height and width of photographs, each with a red band along every border."""
+BORDERS = ("left", "right", "top", "bottom")
+
+
+def marked(height: int, width: int, border: str) -> np.ndarray:
+    """A black photograph with a red band along a border, an eighth of that side wide."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    turned = pixels if border in ("left", "right") else pixels.swapaxes(0, 1)
+    eighth = turned.shape[1] // 8
+    turned[:, slice(-eighth, None) if border in ("right", "bottom") else slice(eighth), 0] = 255
+    return pixels
+
+
+def test_photographs_are_stored_whole(dirs):
+    """And read alike from memory and from records."""
+    images = [marked(*size, border) for size in SIZES for border in BORDERS]
+    for part, name in itertools.product(("train", "val"), ("ant", "bee")):
+        folder = dirs["manual_dir"] / "food101" / part / name
+        folder.mkdir(parents=True)
+        for number, image in enumerate(images):
+            Image.fromarray(image).save(folder / f"{number:02}.png")
+    stored = load_split("food101@32", "test", **dirs).images[:]
+    whole = whole_images(stored)
+    expected = [size for size in ((32, 56), (56, 32), (32, 32)) for _ in BORDERS]
+    assert [image.shape[:2] for image in whole] == 2 * expected
+    for image, source in zip(whole, 2 * images, strict=True):
+        small = Image.fromarray(source).resize(image.shape[1::-1], 2)
+        assert np.abs(image.astype(int) - np.asarray(small)).mean() < 3
+    beyond = load_split("food101@32", "test", memory_limit=0, **dirs).images
+    for index in (np.array([5, 0, 5]), np.array([[1, 2], [3, 11]]), slice(None, None, 3), 7):
+        found = beyond[index]
+        np.testing.assert_array_equal(found.pixels, stored.pixels[index])
+        np.testing.assert_array_equal(found.sizes, stored.sizes[index])
+        assert (found.pixels.dtype, found.sizes.dtype) == (np.uint8, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("size", "stored"),
+    [
+        ((500, 375), (341, 256)),
+        ((375, 500), (256, 341)),
+        ((1000, 500), (512, 256)),
+        # Longer than 2:1: all of it is kept, at a lower resolution.
+        ((3000, 500), (512, 85)),
+        ((5, 3000), (1, 512)),
+        ((600, 200), (512, 170)),
+        # Small images keep their pixels.
+        ((200, 180), (200, 180)),
+    ],
+)
+def test_sizes_of_whole_photographs(size, stored):
+    """Width and height."""
+    columns, rows = np.meshgrid(*(np.linspace(0, 255, side) for side in size))
+    pixels = np.stack([columns, rows, 0 * rows], -1).astype(np.uint8)
+    image = decode(encode(SourceImage(pixels, "a"), (256, 256, 3), whole=True))
+    assert image.shape[1::-1] == stored
+    longer = int(np.argmax(size))
+    line = image[:, :, longer].mean(longer)  # Along the longer side.
+    assert line[0] <= 2
+    assert line[-1] >= 253
+    if size == stored:
+        np.testing.assert_array_equal(image, pixels)
+
+
 def test_the_icons_are_those_of_the_file(folders):
     facts = json.loads((icons.FOLDER / "icons.json").read_text(encoding="utf-8"))
     with np.load(icons.FOLDER / "icons.npz") as arrays:
         images, labels = arrays["images"], arrays["labels"]
-    seen, tags = 0, {"base": ("base", 100), "validation": ("val", 29), "novel": ("novel", 50)}
-    for split, (tag, count) in tags.items():
+    for split, tag in {"base": "base", "validation": "val", "novel": "novel"}.items():
         loaded = load_split("icons", split, data_dir=folders.data_dir)
-        names = [n for n, t in zip(facts["classes"], facts["split"], strict=True) if t == tag]
-        assert loaded.class_names == tuple(names) == tuple(icons.class_names(split))
-        assert len(names) == count
-        own = [facts["classes"].index(name) for name in names]
+        own = [number for number, of in enumerate(facts["split"]) if of == tag]
+        assert loaded.class_names == tuple(facts["classes"][number] for number in own)
+        assert len(own) == lookup("icons").classes[split]
         rows = np.concatenate([np.flatnonzero(labels == number) for number in own])
         np.testing.assert_array_equal(np.asarray(loaded.images[:])[..., 0], images[rows])
         np.testing.assert_array_equal(np.array(own)[loaded.labels], labels[rows])
-        seen += len(rows)
-    assert seen == len(labels) == 8526
 
 
 def test_the_licences_are_those_of_the_file():
     facts = json.loads((icons.FOLDER / "icons.json").read_text(encoding="utf-8"))
     text = (icons.FOLDER / "LICENSES.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) == len(facts["sets"])
     for row, entry in zip(rows, facts["sets"], strict=True):
         cells = [cell.strip() for cell in row.strip("|").split(" | ")]
         assert cells[:3] == [entry["name"], entry["author"], entry["license"]]
         assert entry["source"] in cells[3]
         assert f"\n## {entry['license']}\n" in text
-
-
-def test_status_follows_the_data(dirs):
-    fake_archives.cub_archive(dirs["manual_dir"])
-    before = describe("cub_fewshot", **dirs)
-    assert (before.state, before.missing) == ("available", "")
-    load_split("cub_fewshot", "base", **dirs)
-    after = describe("cub_fewshot", **dirs)
-    assert after.state == "prepared"
-    assert after.classes == {"base": 4, "validation": 2, "novel": 2}
-    assert f"prepared in {after.location}" in str(after)
-    assert after.location.is_dir()
 
 
 @pytest.fixture(scope="module")
@@ -157,34 +200,28 @@ def cifar(tmp_path_factory):
     return folders
 
 
-def test_a_split_beyond_the_limit_is_read_when_asked(cifar):
-    limit = 5 * 32 * 32 * 3
-    inside = load_split("cifar_fs", "base", memory_limit=limit, **cifar)
-    beyond = load_split("cifar_fs", "base", memory_limit=limit - 1, **cifar)
+@pytest.mark.parametrize("rows", [None, np.array([4, 1, 2, 0])])
+def test_a_split_beyond_the_limit_is_read_when_asked(cifar, rows):
+    """The limit is for the images that are taken, not for all."""
+    whole = load_split("cifar_fs", "base", **cifar)
+    taken = np.arange(5) if rows is None else rows
+    limit = len(taken) * 32 * 32 * 3
+    inside, beyond = (
+        load_split("cifar_fs", "base", rows=rows, memory_limit=of, **cifar)
+        for of in (limit, limit - 1)
+    )
     assert isinstance(inside.images, np.ndarray)
     assert isinstance(beyond.images, RecordImages)
-    assert (beyond.images.shape, len(beyond.images)) == (inside.images.shape, 5)
-    np.testing.assert_array_equal(beyond.labels, inside.labels)
-    rows = np.array([4, 0, 0, 2], np.int32)
-    shapes = (rows, rows[:0], rows.reshape(2, 2), rows - 1, inside.labels > 0, 3, slice(1, None, 2))
-    for index in shapes:
+    assert (beyond.images.shape, len(beyond.images)) == (inside.images.shape, len(taken))
+    for found in (inside, beyond):
+        np.testing.assert_array_equal(found.images[:], whole.images[taken])
+        np.testing.assert_array_equal(found.labels, whole.labels[taken])
+        assert found.class_names == whole.class_names
+    some = np.array([3, 0, 0, 2], np.int32)
+    shapes = (some, some[:0], some.reshape(2, 2), some - 1, inside.labels > 0, 3)
+    for index in (*shapes, slice(1, None, 2)):
         assert beyond.images[index].dtype == np.uint8
         np.testing.assert_array_equal(beyond.images[index], inside.images[index])
-
-
-def test_some_of_a_split_are_taken_without_reading(cifar):
-    whole = load_split("cifar_fs", "base", **cifar)
-    rows = np.array([4, 1, 2])
-    # The limit is for the images that are taken, not for all.
-    limit = 3 * 32 * 32 * 3
-    for memory_limit, kind in ((limit, np.ndarray), (limit - 1, RecordImages)):
-        some = load_split("cifar_fs", "base", rows=rows, memory_limit=memory_limit, **cifar)
-        assert type(some.images) is kind
-        assert some.images.shape == (3, *whole.images.shape[1:])
-        np.testing.assert_array_equal(some.labels, whole.labels[rows])
-        assert some.class_names == whole.class_names
-        np.testing.assert_array_equal(some.images[np.array([2, 0])], whole.images[[2, 4]])
-    beyond = load_split("cifar_fs", "base", memory_limit=0, **cifar)
     with pytest.raises(IndexError):
         beyond.images[np.array([5])]
 
@@ -234,6 +271,14 @@ def _flip(path):
     path.write_bytes(content)
 
 
+def _text(content):
+    return lambda path: path.write_text(content)
+
+
+def _no_targets(path):
+    np.save(path, np.zeros_like(np.load(path)))
+
+
 COUNTS = {split: {"apple": 1} for split in ("base", "validation", "novel")}
 
 
@@ -241,24 +286,30 @@ COUNTS = {split: {"apple": 1} for split in ("base", "validation", "novel")}
     ("files", "damage", "ready"),
     [
         ("cifar_fs-novel*", Path.unlink, False),
-        ("dataset_info.json", lambda path: path.write_text("{"), False),
+        ("dataset_info.json", _text("{"), False),
         ("metadata.json", Path.unlink, False),
         ("*", Path.unlink, False),
-        ("metadata.json", lambda path: path.write_text(json.dumps(COUNTS)), False),
-        ("metadata.json", lambda path: path.write_text("[" * 10**5), False),
+        ("metadata.json", _text(json.dumps(COUNTS)), False),
+        ("metadata.json", _text("[" * 10**5), False),
         ("cifar_fs-base*", lambda path: os.truncate(path, path.stat().st_size // 2), True),
         ("cifar_fs-base*", _flip, True),
+        ("targets-train.npy", Path.unlink, True),
+        ("targets-train.npy", _no_targets, True),
+        ("targets-train.npy", lambda path: os.truncate(path, path.stat().st_size - 3), True),
     ],
 )
 def test_damaged_data_is_refused(dirs, files, damage, ready):
     """What only reading shows leaves the data set `ready`."""
-    fake_archives.cifar_fs_folder(dirs["manual_dir"])
-    load_split("cifar_fs", "base", **dirs)
-    for path in (dirs["data_dir"] / "cifar_fs" / "3.0.0").glob(files):
+    write, name, split = fake_archives.cifar_fs_folder, "cifar_fs", "base"
+    if "targets" in files:
+        write, name, split = fake_image_sets.coco_2017, "coco@16", "train"
+    write(dirs["manual_dir"])
+    folder = prepare(lookup(name), **dirs).data_dir
+    for path in Path(folder).glob(files):
         damage(path)
     for memory_limit in (0, 2**30):
-        with pytest.raises(DamagedArchiveError, match=r"cifar_fs.3\.0\.0.*delete that folder"):
-            load_split("cifar_fs", "base", memory_limit=memory_limit, **dirs).images[:]
-    status = describe("cifar_fs", **dirs)
+        with pytest.raises(DamagedArchiveError, match=rf"{folder}.*delete that folder"):
+            load_split(name, split, memory_limit=memory_limit, **dirs).images[:]
+    status = describe(name, **dirs)
     assert status.ready == ready
     assert ready or "delete that folder" in status.missing

@@ -38,21 +38,29 @@ def parts_of(data: MarginData, folders: Folders) -> dict[str, Part]:
 @pytest.fixture(scope="module")
 def fashion(tmp_path_factory, folders) -> Folders:
     """30 training and 20 test images of each class."""
-    folder = tmp_path_factory.mktemp("fashion")
-    (folder / "fashion-mnist").mkdir()
-    rng = np.random.default_rng(0)
+    folder, rng, files = tmp_path_factory.mktemp("fashion"), np.random.default_rng(0), {}
     for part, count in {"train": 30, "t10k": 20}.items():
         labels = rng.permutation(np.repeat(np.arange(10, dtype=np.uint8), count))
         images = rng.integers(0, 256, (len(labels), 28, 28), np.uint8)
-        for array, kind in ((images, "images-idx3"), (labels, "labels-idx1")):
-            (folder / f"fashion-mnist/{part}-{kind}-ubyte").write_bytes(idx(array))
+        files[f"fashion-mnist/{part}-images-idx3-ubyte"] = idx(images)
+        files[f"fashion-mnist/{part}-labels-idx1-ubyte"] = idx(labels)
+    fake_archives.write(folder, files)
     return dataclasses.replace(folders, manual_dir=folder)
 
 
-def own(folders, split, names):
-    """The stored images of the classes, in the order of their names."""
-    whole = load_split("fashion_mnist", split, **vars(folders))
-    return [whole.images[:][whole.labels == whole.class_names.index(name)] for name in names]
+def contents(*parts) -> list[bytes]:
+    """The images and names of classes of parts, in an order of their own."""
+    return sorted(
+        bytes(image) + part.class_names[label].encode()
+        for part in parts
+        for image, label in zip(part.images[:], part.labels, strict=True)
+    )
+
+
+def of_classes(whole, names):
+    """The images of some classes of a set."""
+    rows = np.isin(np.array(whole.class_names)[whole.labels], names)
+    return dataclasses.replace(whole, images=whole.images[:][rows], labels=whole.labels[rows])
 
 
 @pytest.mark.parametrize("holdout", [0.0, 0.2])
@@ -65,21 +73,17 @@ def test_chosen_classes_are_base_classes_and_all_others_novel(fashion, holdout):
         "held-out": [6 if holdout else 20],
     }
     parts = {split: part.load() for split, part in found.items()}
-    base, novel = parts["base"].class_names, parts["novel"].class_names
-    assert parts["held-out"].class_names == base
-    every = load_split("fashion_mnist", "test", **vars(fashion)).class_names
-    assert base == tuple(name for name in every if name not in novel)
-    assert len(base) == len(novel) == 5
     for split, part in parts.items():
         np.testing.assert_array_equal(part.labels, np.repeat(np.arange(5), counts[split]))
-    for split, stored in (("novel", "test"), ("base", "train"), ("held-out", "test")):
-        if split == "novel" or not holdout:
-            wanted = np.concatenate(own(fashion, stored, parts[split].class_names))
-            np.testing.assert_array_equal(parts[split].images[:], wanted)
-    if holdout:
-        found = [*parts["base"].images[:], *parts["held-out"].images[:]]
-        wanted = [image for of in own(fashion, "train", base) for image in of]
-        assert sorted(map(bytes, found)) == sorted(map(bytes, wanted))
+    base, novel = parts["base"].class_names, parts["novel"].class_names
+    assert parts["held-out"].class_names == base
+    train, test = (load_split("fashion_mnist", s, **vars(fashion)) for s in ("train", "test"))
+    assert base == tuple(name for name in test.class_names if name not in novel)
+    trained = [parts["base"], *[parts["held-out"]] * bool(holdout)]
+    assert contents(*trained) == contents(of_classes(train, base))
+    assert contents(parts["novel"]) == contents(of_classes(test, novel))
+    if not holdout:
+        assert contents(parts["held-out"]) == contents(of_classes(test, base))
 
 
 def test_all_classes_are_base_classes_for_another_set(fashion, folders, tmp_path):
@@ -101,15 +105,6 @@ def test_all_classes_are_base_classes_for_another_set(fashion, folders, tmp_path
     assert parts["novel"].load().labels.tolist() == [0, 0, 1]
 
 
-def contents(*parts) -> list[bytes]:
-    """The images and names of classes of parts of the icons, in an order of their own."""
-    return sorted(
-        bytes(image) + part.class_names[label].encode()
-        for part in parts
-        for image, label in zip(part.images[:], part.labels, strict=True)
-    )
-
-
 @pytest.mark.parametrize(("holdout", "base_classes"), [(0, 0), (0.35, 0), (0, 7), (0.35, 7)])
 def test_images_of_the_chosen_base_classes_are_for_training_or_held_out(
     folders, holdout, base_classes
@@ -125,9 +120,7 @@ def test_images_of_the_chosen_base_classes_are_for_training_or_held_out(
         np.testing.assert_array_equal(np.bincount(parts[-1].labels), found[split].counts())
     names = parts[0].class_names
     assert len(names) == base_classes or names == whole.class_names
-    rows = np.isin(np.array(whole.class_names)[whole.labels], names)
-    chosen = dataclasses.replace(whole, images=whole.images[:][rows], labels=whole.labels[rows])
-    assert contents(*parts) == contents(chosen)
+    assert contents(*parts) == contents(of_classes(whole, names))
     if base_classes:
         other = parts_of(MarginData(base_classes=7), folders)["base"].load()
         assert other.class_names != names
@@ -143,10 +136,11 @@ fake mini-ImageNet."""
 @pytest.fixture
 def imagenets(folders, tmp_path):
     fake_archives.mini_imagenet_folder(tmp_path)
-    for name, count in OTHER.items():
-        fake_archives.write_image(tmp_path / f"imagenet/train/{name}/0.JPEG", "train", 0)
-        for i in range(count):
-            fake_archives.write_image(tmp_path / f"imagenet/val/{name}/{i}.JPEG", f"val {name}", i)
+    counts, parts = (
+        {"train": dict.fromkeys(OTHER, 1), "test": OTHER},
+        {"train": "train", "test": "val"},
+    )
+    fake_archives.fake(counts, "imagenet/{part}/{name}/{i}.JPEG", parts=parts)(tmp_path)
     return Folders(data_dir=tmp_path / "data", manual_dir=tmp_path)
 
 
@@ -161,7 +155,7 @@ def test_base_classes_are_evaluated_on_other_images_of_the_same_classes(imagenet
     assert found.class_names == base.class_names == ("n01532829", "n02108551")
     assert found.labels.tolist() == [0] * 4 + [1] * 2
     expected = [
-        fake_archives.colour(f"val {name}", i)
+        fake_archives.colour(f"test {name}", i)
         for name in base.class_names
         for i in range(OTHER[name])
     ]
@@ -233,15 +227,12 @@ def test_sets_of_two_sizes_need_one(monkeypatch):
     protocol_of(dataclasses.replace(data, image_size=32)).check_data(16, counts)
 
 
-def test_there_are_no_validation_classes_to_evaluate(fashion):
+def test_there_are_no_validation_classes_and_test_images_are_new(fashion):
     protocol = protocol_of(dataclasses.replace(DATA, subset_seed=0))
     with pytest.raises(ConfigError, match="has no validation images, only base, novel, held-out"):
         protocol.load(fashion, "validation")
     with pytest.raises(ConfigError, match="fashion_mnist has no validation classes; it has base"):
         protocol.parts_of("validation")
-
-
-def test_test_images_are_new_to_a_run_on_training_images():
     assert seen_in_training(PRESETS["fashion"].config, "fashion_mnist", "all") == ""
     assert seen_in_training(PRESETS["icons"].config, "icons", "all") != ""
 

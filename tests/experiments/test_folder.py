@@ -26,7 +26,6 @@ from experiments.run import plan_run, prepare_and_count, seen_in_training
 from tests.experiments.fake_archives import write_image
 from tests.experiments.tiny_runs import light_backbones
 
-COUNTS_OF_CELLS = {"x z": 2, "y z": 2}
 COUNTS = {"ant": 4, "bee": 6, "cat": 5, "dog": 5}
 
 
@@ -92,29 +91,24 @@ def test_a_run_keeps_to_the_content_that_it_was_trained_on(dirs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("parts", "expected"),
+    ("parts", "shared", "expected"),
     [
-        (("train", "test"), ["train", "test"]),
-        (("Train", "val"), ["train", "test"]),
-        (("train", "valid", "test"), ["train", "validation", "test"]),
-        (("train",), ["train"]),
+        ("train test", True, "train test"),
+        ("Train val", True, "train test"),
+        ("train valid test", True, "train validation test"),
+        ("train", True, "train"),
+        ("base validation novel", False, "base validation novel"),
+        ("train val test", False, "base validation novel"),
     ],
 )
-def test_splits_of_the_same_classes(tmp_path, parts, expected):
-    for part in parts:
-        put(tmp_path / part, COUNTS)
-    assert found(tmp_path) == dict.fromkeys(expected, COUNTS)
+def test_splits_share_their_classes_or_hold_them_out(tmp_path, parts, shared, expected):
+    counts = [{f"{name}{part * (not shared)}": 2 for name in COUNTS} for part in parts.split()]
+    for part, of in zip(parts.split(), counts, strict=True):
+        put(tmp_path / part, of)
+    wanted = [*zip(expected.split(), counts, strict=True)]
+    assert [*found(tmp_path).items()] == wanted
     list_in_csv(tmp_path, "label")
-    assert found(tmp_path / "labels.csv") == dict.fromkeys(expected, COUNTS)
-
-
-@pytest.mark.parametrize("parts", [("base", "validation", "novel"), ("train", "val", "test")])
-def test_splits_of_other_classes_hold_classes_out(tmp_path, parts):
-    for part in parts:
-        put(tmp_path / part, {f"{part} {name}": 2 for name in COUNTS})
-    splits = found(tmp_path)
-    assert [*splits] == ["base", "validation", "novel"]
-    assert set(splits["novel"]) == {f"{parts[2]} {name}" for name in COUNTS}
+    assert [*found(tmp_path / "labels.csv").items()] == wanted
 
 
 @pytest.mark.parametrize(
@@ -266,20 +260,6 @@ def test_a_colour_at_the_end_of_a_path_that_exists_is_a_part_of_it(tmp_path):
         found(f"{tmp_path}/pets@blakc")
 
 
-def test_test_images_of_several_labels_may_have_none(tmp_path):
-    put(tmp_path, {"a": 4})
-    rows = ("file,labels,split", "a/0.jpg,x,train", "a/1.jpg,x|y,train")
-    csv(tmp_path, "\n".join([*rows, "a/2.jpg,,test", "a/3.jpg,,test"]))
-    assert found(tmp_path) == {"train": {"x": 2, "y": 1}, "test": {"x": 0, "y": 0}}
-
-
-def test_a_column_that_a_csv_file_has_twice_is_refused(tmp_path):
-    put(tmp_path, {"a": 2})
-    csv(tmp_path, "file,label,label\na/0.jpg,x,y\na/1.jpg,y,x")
-    with pytest.raises(ExperimentError, match="has a column twice: file,label,label"):
-        found(tmp_path)
-
-
 @pytest.mark.parametrize(("largest", "white"), [(4095, 4095), (1000, 1023), (40_000, 65535)])
 def test_the_largest_grey_of_a_folder_says_how_many_bits_count(dirs, tmp_path, largest, white):
     levels = np.random.default_rng(0).integers(0, largest // 2, (6, 20, 20), np.uint16)
@@ -312,15 +292,14 @@ def test_one_class_with_two_names_is_an_error_that_has_both(tmp_path, first, sec
 
 
 def test_names_that_differ_in_case_get_one_line_where_they_may_be_two_classes(tmp_path):
-    for parts, counts in {
-        "letters": {".": {"A": 2, "a": 2, "b": 2, "B": 2}},
-        "few": {"base": {"A": 2, "b": 2}, "novel": {"a": 2, "c": 2}},
-    }.items():
-        for part, of_part in counts.items():
-            put(tmp_path / parts / part, of_part)
-        *_, line = remarks(tmp_path / parts)
+    letters, few = tmp_path / "letters", tmp_path / "few"
+    put(letters, {"A": 2, "a": 2, "b": 2, "B": 2})
+    put(few / "base", {"A": 2, "b": 2})
+    put(few / "novel", {"a": 2, "c": 2})
+    for folder in (letters, few):
+        *_, line = remarks(folder)
         assert "'A' and 'a'" in line
-        assert ("'B' and 'b'" in line) == (parts == "letters")
+        assert ("'B' and 'b'" in line) == (folder == letters)
 
 
 @pytest.mark.parametrize("kind", ["folders", "label", "labels"])
@@ -329,9 +308,8 @@ def test_training_and_its_report_say_what_is_odd(dirs, tmp_path, caplog, capsys,
     folder = tmp_path / "pets"
     put(folder / "train", {"ant": 6, "bee": 6})
     put(folder / "test", {"ant": 3, "bee": 3})
-    shutil.copy(folder / "train/ant/0.jpg", folder / "test/ant/same.jpg")
-    shutil.copy(folder / "train/ant/1.jpg", folder / "test/bee/other class.jpg")
-    shutil.copy(folder / "train/ant/2.jpg", folder / "train/bee/no harm.jpg")
+    for number, copy in enumerate(("test/ant/same", "test/bee/other class", "train/bee/no harm")):
+        shutil.copy(folder / f"train/ant/{number}.jpg", folder / f"{copy}.jpg")
     if kind != "folders":
         list_in_csv(folder, kind)
     (line,) = remarks(folder)
@@ -385,12 +363,19 @@ def test_every_label_has_a_training_image(dirs, tmp_path, caplog):
     assert f"{absent} labels have no test image" in caplog.messages
 
 
+def test_test_images_of_several_labels_may_have_none(tmp_path):
+    put(tmp_path, {"a": 4})
+    rows = ("file,labels,split", "a/0.jpg,x,train", "a/1.jpg,x|y,train", "a/2.jpg,,test")
+    csv(tmp_path, "\n".join(rows))
+    assert found(tmp_path) == {"train": {"x": 2, "y": 1}, "test": {"x": 0, "y": 0}}
+
+
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_cells_and_their_delimiters(tmp_path, delimiter):
     folder, rows = put(tmp_path / "pets", {"a": 8}), ["file,label,split"]
     rows += [f"a/{i}.jpg, {'xy'[i % 2]} z\xa0,{'train' if i < 4 else 'val'}" for i in range(8)]
     csv(folder, "\n".join(rows).replace(",", delimiter))
-    assert found(folder / "labels.csv") == dict.fromkeys(("train", "test"), COUNTS_OF_CELLS)
+    assert found(folder / "labels.csv") == {s: {"x z": 2, "y z": 2} for s in ("train", "test")}
 
 
 def test_a_column_that_becomes_one_of_labels_is_measured_anew(tmp_path):
@@ -412,6 +397,14 @@ def _only(*names: str):
     return change
 
 
+def _renamed(**names: str):
+    def change(folder: Path) -> None:
+        for old, new in names.items():
+            (folder / old).rename(folder / new)
+
+    return change
+
+
 def _break(folder: Path) -> None:
     for name in ("ant/0.jpg", "dog/1.jpg"):
         (folder / name).write_bytes(b"no image")
@@ -426,14 +419,8 @@ ERRORS = {
     "no folder": (shutil.rmtree, "pets does not exist"),
     "no images": (_only(), "has no folder of images; put the images of each class"),
     "one class": (_only("ant"), "images of one class only, 'ant'; add images of another"),
-    "two trains": (
-        lambda folder: (
-            (folder / "ant").rename(folder / "train")
-            and (folder / "bee").rename(folder / "training")
-        ),
-        "has both train and training",
-    ),
-    "control": (lambda folder: (folder / "ant").rename(folder / "a\nb"), r"a\\nb .*rename it"),
+    "two trains": (_renamed(ant="train", bee="training"), "has both train and training"),
+    "control": (_renamed(ant="a\nb"), r"a\\nb .*rename it"),
     "damaged": (_break, "2 images .*ant/0.jpg is .*dog/1.jpg is"),
     "columns": (_csv("name,label\n"), "has the columns name, label; it needs file and labels"),
     "empty": (_csv(""), r"has the columns \(none\)"),

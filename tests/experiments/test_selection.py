@@ -22,16 +22,15 @@ def test_every_image_is_in_one_split():
 
 
 def test_a_test_split_of_its_own_is_kept_whole():
-    test = np.repeat(np.arange(6), 3)
+    test = np.repeat(np.arange(6), [1, 2, 3, 4, 5, 6])
     chosen = select(LABELS, test_labels=test)
-    np.testing.assert_array_equal(chosen.rows["test"], np.arange(18))
+    np.testing.assert_array_equal(chosen.rows["test"], np.arange(len(test)))
     np.testing.assert_array_equal(chosen.rows["train"], np.arange(len(LABELS)))
     assert "validation" not in chosen.rows
     # Classes are chosen with their test images.
-    test = np.repeat(np.arange(6), [1, 2, 3, 4, 5, 6])
     chosen = select(LABELS, classes=2, test_labels=test)
-    assert set(test[chosen.rows["test"]]) == set(chosen.classes)
-    assert len(chosen.rows["test"]) == sum(chosen.classes + 1)
+    rows = np.flatnonzero(np.isin(test, chosen.classes))
+    np.testing.assert_array_equal(chosen.rows["test"], rows)
 
 
 def test_smaller_subsets_are_part_of_larger_ones():
@@ -76,16 +75,13 @@ def test_the_default_subset_stays():
     }
 
 
-@pytest.mark.parametrize(
-    ("size", "classes", "factor"), [(5000, 10, 0.01), (500, 100, 0.02), (500, 100, 0.005)]
-)
+@pytest.mark.parametrize(("size", "classes", "factor"), [(5000, 10, 0.01), (500, 100, 0.005)])
 def test_long_tails_as_published(size, classes, factor):
     """CIFAR-LT: class c of C keeps n_max f^{c/(C-1)} images, rounded down."""
     labels = np.repeat(np.arange(classes), size)
     chosen = select(labels, imbalance=factor, test_labels=np.arange(classes))
     expected = [int(size * factor ** (c / (classes - 1)) + 1e-9) for c in range(classes)]
     np.testing.assert_array_equal(chosen.counts(labels, "train"), expected)
-    assert expected[-1] == int(size * factor + 1e-9)
 
 
 def test_a_tail_can_begin_at_the_mean_of_the_classes():
