@@ -11,8 +11,7 @@ from experiments.core.config import ModelConfig, SamplingConfig
 from experiments.papers.few_shot import FewShotConfig
 from experiments.papers.few_shot_data import FewShotData
 from experiments.papers.integration import IntegratedLoss
-from experiments.papers.presets.photographs import FASHION, IMAGENET_MEAN, IMAGENET_STD, RESNET12
-from experiments.papers.presets.preset import Preset
+from experiments.papers.presets.shared import FASHION, IMAGENET_MEAN, IMAGENET_STD, RESNET12, Preset
 
 # Eq. (i) divides squared distances by no temperature: T = 1. The option is in units of d, so this
 # is --loss.temperature 0.0015625 (1/640) for a ResNet-12. At T = 1 the exponentials saturate.

@@ -8,7 +8,7 @@ results in Table 9; what it leaves open is taken from the authors' published cod
 states the difference. Where no comment names another source, values are the authors', but for
 `validate_every`, which is ours.
 
-What differs from their code in all presets on photographs, beside `photographs.py`:
+What differs from their code in all presets on photographs, beside `shared.py`:
 
 - It reports the epoch that is best on the test images, and its calibration error; here no image is
   held out, and the last checkpoint is evaluated.
@@ -37,8 +37,8 @@ from experiments.papers.hyperspherical import (
     HypersphericalEvaluation,
     HypersphericalLoss,
 )
-from experiments.papers.presets import photographs as shared
-from experiments.papers.presets.preset import Preset
+from experiments.papers.presets import shared
+from experiments.papers.presets.shared import Preset
 
 _COSINES = HypersphericalEvaluation(calibration="cosines")
 _SGD = OptimizerConfig(nesterov=False, decay_all=True, schedule="step")

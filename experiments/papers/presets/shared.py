@@ -1,4 +1,4 @@
-"""What presets on photographs share: normalisation, augmentation and backbones.
+"""What a preset is, and what those on photographs share: normalisation, crops and backbones.
 
 Protocols B, C, D and E differ from training with PyTorch, or with the authors' code, in this:
 
@@ -13,9 +13,17 @@ Protocols B, C, D and E differ from training with PyTorch, or with the authors' 
   --model.dtype bfloat16 (C on ImageNet, and D).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from experiments.core.config import ModelConfig
+from experiments.core.config import ModelConfig, TrainConfig
+
+
+class Preset(NamedTuple):
+    """A configuration by name, and a line on it for the command line."""
+
+    description: str
+    config: TrainConfig
+
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
