@@ -56,10 +56,8 @@ class EpisodeResult(NamedTuple):
     interval: float
     hash: str
     """Identifies the list of episodes: results with the same hash compare episode by episode."""
-    classes: int
-    """Classes that the episodes are drawn from: those with enough images."""
-    available: int
-    """Classes of the split."""
+    classes: int  # Classes that the episodes are drawn from: those with enough images.
+    available: int  # Classes of the split.
 
 
 def prototype_predictions(

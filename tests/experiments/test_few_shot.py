@@ -18,7 +18,6 @@ from experiments.evaluation.few_shot import (
     Distance,
     EpisodeConfig,
     accuracies_of,
-    evaluate_episodes,
     evaluate_prototypes,
     notes_on_classes,
     prototype_predictions,
@@ -269,13 +268,9 @@ def test_a_validation_is_the_accuracy_in_episodes_of_its_own(kind, options, shot
 )
 def test_classes_that_are_too_small_for_episodes_are_counted(counts, shots, noted):
     labels = np.repeat(np.arange(len(counts)), counts)
-    found = evaluate_episodes(
-        lambda features, episodes: np.zeros(episodes.query.shape, np.int32),
-        np.zeros((len(labels), 1)),
-        labels,
-        config=EpisodeConfig(ways=2, shots=shots, queries=5, episodes=20),
-        classifier="the first",
-    )
+    config = EpisodeConfig(ways=2, shots=shots, queries=5, episodes=20)
+    features = np.zeros((len(labels), 1), np.float32)
+    found = evaluate_prototypes(features, labels, config=config, distance="euclidean")
     results = [result._asdict() for result, _ in found]
     for result in results:
         episodes = sampling.episodes(
@@ -288,6 +283,5 @@ def test_classes_that_are_too_small_for_episodes_are_counted(counts, shots, note
     assert "".join(notes).startswith(noted)
     # Of several splits, each has a sentence of its own.
     named = [result | {"split": split} for split in ("novel", "base") for result in results]
-    assert ["novel classes" in note for note in notes_on_classes(named)] == (
-        [True, False] if noted else []
-    )
+    of_each = ["novel classes" in note for note in notes_on_classes(named)]
+    assert of_each == [True, False][: 2 * len(notes)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import chex
 import jax
@@ -127,8 +128,10 @@ def test_trained_classifiers_have_no_objective_state_and_cosines_no_scale(name):
 
 def test_over_devices_the_batch_is_one_and_a_mixed_batch_has_the_lengths_of_its_own_labels():
     """Both terms of mixup's loss have those lengths: second labels are a permutation."""
-    options = {"name": "dynamic", "criterion": "dot-regression", "lengths": "batch"}
-    objective, spread = build(**options), build(**options, axis_name="data")
+    objective, spread = (
+        build(name="dynamic", criterion="dot-regression", lengths="batch", axis_name=name)
+        for name in (None, "data")
+    )
     state, (features, labels) = objective.init_state(), samples()
     share = 0.7
 
@@ -227,7 +230,7 @@ def test_calibration_is_that_of_the_logits_or_of_the_cosines(name):
     config = HypersphericalConfig(loss=HypersphericalLoss(name=name, scale=9.0))
     for calibration, expected in (("logits", logits), ("cosines", plain)):
         protocol = Hyperspherical(set_options(config, {"evaluation.calibration": calibration}))
-        results = protocol.evaluate("test", lambda split: outputs) | {"split": "test"}
+        results: Any = protocol.evaluate("test", lambda split: outputs) | {"split": "test"}
         wanted = evaluate_logits(expected, labels)["calibration_error"]
         assert results["result"]["calibration_error"] == pytest.approx(wanted, rel=4 * FLOAT32)
         says_so = "cosines without a scale" in "\n".join(protocol.report(results))

@@ -202,7 +202,7 @@ def test_the_evaluation_has_a_metric_and_a_row_for_each_distance_and_number_of_s
     }
     assert results["results"] == [result._asdict() for result, _ in expected.values()]
     assert results["episodes"] == {name: found for name, (_, found) in expected.items()}
-    values = {name: result.accuracy for name, (result, _) in expected.items()}
+    values: dict[str, Any] = {name: result.accuracy for name, (result, _) in expected.items()}
     retrieval = jaxloss.retrieval_metrics(jnp.asarray(features), jnp.asarray(labels), ks=(1,))
     values |= {"recall@1": float(retrieval.recall[0]), "MAP@R": float(retrieval.map_at_r)}
     inside = features @ kernel @ np.linalg.pinv(kernel)
@@ -248,9 +248,9 @@ def test_without_a_classification_loss_there_is_no_span():
 def test_the_cosine_of_the_gradients_is_that_of_finite_differences():
     rng = np.random.default_rng(9)
     features, labels = rng.normal(size=(6, DIM)), np.array([0, 1, 1, 2, 0, 2])
-    kernel, bias = (np.float32(rng.normal(size=shape)) for shape in ((DIM, CLASSES), CLASSES))
+    kernel, bias = (rng.normal(size=of).astype(np.float32) for of in ((DIM, CLASSES), CLASSES))
     counts, head = np.ones(CLASSES, int), {"kernel": kernel, "bias": bias}
-    of_training = Outputs(np.float32(features), labels, lambda: features, counts, head=head)
+    of_training = Outputs(features.astype(np.float32), labels, lambda: features, counts, head=head)
     found = integration.gradient_cosine(IntegratedLoss("direct:sce+nca", **OPTIONS), of_training, 6)
 
     def slope(name):

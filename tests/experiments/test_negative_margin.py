@@ -196,7 +196,7 @@ def test_every_part_is_evaluated_on_its_own_images(options, classifier, requeste
     expected, scatters = {}, {}
     for part, split in splits.items():
         features, labels = outputs[split][:2]
-        forms = {"": features}
+        forms: dict[str, Any] = {"": features}
         if classifier == "linear":
             forms[" (normalised features)"] = normalize(features.astype(np.float64))
         expected |= {
