@@ -111,7 +111,6 @@ class FewShot(NovelClasses):
             )
 
     def objective(self, problem: Problem) -> Objective:
-        """A linear classifier, and the loss that the options name."""
         options, axis_name = self.loss, problem.axis_name
         loss_of = integration.build_loss(options, problem)
 
@@ -154,7 +153,6 @@ class FewShot(NovelClasses):
         return classifier_subspace(outputs.features, outputs.labels, kernel)
 
     def evaluate(self, split: str, outputs_of_split: OutputsOf) -> dict[str, Any]:
-        """Accuracy for each distance and number of shots, retrieval, and the classifier's span."""
         evaluation, outputs = self.config.evaluation, outputs_of_split(split)
         results, metrics, episodes = [], [], {}
         for distance in dict.fromkeys(evaluation.distances):
@@ -193,7 +191,6 @@ class FewShot(NovelClasses):
         }
 
     def report(self, results: dict[str, Any]) -> list[str]:
-        """A phrase on the evaluation, a table of distances and shots, and the classifier's span."""
         evaluation = results["evaluation"]
         values = {found["name"]: found["value"] for found in results["metrics"]}
         retrieval = (f"{m.name} {format_value(values[m.name], '%', digits=2)} %" for m in RETRIEVAL)
@@ -207,8 +204,7 @@ class FewShot(NovelClasses):
             f"{', '.join(retrieval)}.",
         ]
         if number := results.get("base_classes"):
-            seed = results["subset_seed"]
-            chosen = f"{number} of {results['data']}, chosen by the seed {seed}"
+            chosen = f"{number} of {results['data']}, chosen by the seed {results['subset_seed']}"
             lines += ["", f"Base classes: {chosen}."]
         if subspace := results.get("subspace"):
             shares = subspace["variance_share"], subspace["class_variance_share"]
@@ -227,12 +223,9 @@ def _accuracy(shots: int, distance: Distance) -> Metric:
 
 
 def _span_metrics(shots: tuple[int, ...]) -> list[Metric]:
+    sides = [(k, side) for side in ("inside", "outside") for k in shots]
     return [
-        *(
-            Metric(f"{k}-shot accuracy {part} the span")
-            for part in ("inside", "outside")
-            for k in shots
-        ),
+        *(Metric(f"{k}-shot accuracy {side} the span") for k, side in sides),
         Metric("variance inside the span", higher_is_better=None),
         Metric("effective rank of the classifier", "", higher_is_better=None),
         Metric("cosine of the gradients inside the span", "", higher_is_better=None),

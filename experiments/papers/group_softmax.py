@@ -88,7 +88,6 @@ class GroupSoftmax(Classification):
         return {f"gradient_{name}": float(value) for name, value in found._asdict().items()}
 
     def objective(self, problem: Problem) -> Objective:
-        """What predicts the largest logit."""
         options, has_groups = self.options, self.has_groups
         is_random = has_groups and options.grouping == "random"
         key = jax.random.fold_in(jax.random.key(problem.seed), _RANDOM_GROUPS)

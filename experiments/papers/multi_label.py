@@ -157,7 +157,6 @@ class MultiLabel(Protocol):
             self.description["holdout"] = self.data.holdout
 
     def parts(self, folders: Folders) -> dict[str, Part]:
-        """The images for training, for test, and for validation where there are some."""
         data, dataset, holdout = self.data, lookup(self.data.name), self.data.holdout
         if not dataset.multi_label:
             raise ConfigError(
@@ -225,7 +224,6 @@ class MultiLabel(Protocol):
                 _log.warning("%d labels have no %s image", missing, split)
 
     def objective(self, problem: Problem) -> Objective:
-        """A linear classifier, which ranks by its logits."""
         loss_of = build_loss(self.config.loss, problem)
         init_head = partial(init_linear_head, problem)
         return objective_of_logits(init_head, head_logits, loss_of, accuracy=False)

@@ -231,7 +231,6 @@ class NegativeMargin(NovelClasses):
         }
 
     def report(self, results: dict[str, Any]) -> list[str]:
-        """A phrase on the evaluation, a table of classes and shots, and one of discriminability."""
         evaluation, tuning = results["evaluation"], results["fine_tuning"]
         base = "test images" if test_split(results["data"]) else "training images"
         if results["holdout"]:

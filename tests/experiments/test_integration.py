@@ -76,19 +76,15 @@ def by_reference(name: str, features, labels, kernel, bias) -> float:
     return value
 
 
-# Every single loss, and the sums of the paper; of the other sums one of each kind.
-OFTEN = [
+TESTED = [
     *(name for name in NAMES if "+" not in name),
     *("sce+nca", "bce+proto", "direct:sce+proto", "direct:bce+nca", "spectral:sce+nca"),
-    *("spectral:bce+proto", "direct:sce+supcon"),
+    *("spectral:bce+proto", "direct:sce+supcon", "spectral:sce+triplet-hard"),
 ]
-TESTED = {*OFTEN, *integration.PAPER_NAMES, "sce+circle", "spectral:sce+triplet-hard"}
+"""Every single loss, and each of the paper's in a sum of each kind."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in OFTEN else pytest.mark.long) for n in NAMES if n in TESTED],
-)
+@pytest.mark.parametrize("name", TESTED)
 def test_every_name_is_the_loss_that_it_says(name):
     rng = np.random.default_rng(3)
     features = rng.normal(size=(11, DIM))

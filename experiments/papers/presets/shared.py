@@ -25,13 +25,10 @@ class Preset(NamedTuple):
     config: TrainConfig
 
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+IMAGENET_COLOURS: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 # Random resized crops of ImageNet training (B, C and D).
-IMAGENET_CROPS: dict[str, Any] = {
-    "mean": IMAGENET_MEAN,
-    "std": IMAGENET_STD,
+IMAGENET_CROPS = IMAGENET_COLOURS | {
     "pad": 0,
     "image_size": 224,
     "resize": 256,
