@@ -32,10 +32,8 @@ class Photographs:
     high; an image that is higher than wide is stored transposed.
     """
 
-    pixels: Any
-    """uint8 [n, s, l, c]."""
-    sizes: Any
-    """int32 [n, 2]: height and width of every image, before it is transposed."""
+    pixels: Any  # uint8 [n, s, l, c].
+    sizes: Any  # int32 [n, 2]: height and width of every image, before it is transposed.
 
     @property
     def shape(self) -> tuple[int, ...]:

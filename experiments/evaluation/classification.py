@@ -1,14 +1,17 @@
-"""Classification: accuracy over samples, classes and groups of classes, and calibration."""
+"""Classification: accuracies, calibration and, with several labels, mean average precision."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jax import Array
 
 Values: TypeAlias = np.ndarray | Array
+
+# Scores ranked at once: bounds the work space to about 100 MB.
+_ELEMENTS_AT_ONCE = 2**21
 
 
 class Calibration(NamedTuple):
@@ -20,31 +23,6 @@ class Calibration(NamedTuple):
     accuracies: np.ndarray
 
 
-class ClassificationResult(NamedTuple):
-    """The outcome of a classification, as JSON types; all but the counts in [0, 1]."""
-
-    samples: int
-    accuracy: float
-    error: float
-    """1 − accuracy."""
-    class_mean_accuracy: float
-    """Mean of the accuracies of the classes."""
-    class_accuracies: list[float | None]
-    """None for a class without a sample."""
-    groups: dict[str, float | None] | None
-    """Accuracy on head, medium and tail classes, where training counts were given."""
-    calibration_error: float
-
-
-class SharedPredictions(NamedTuple):
-    """How often two samples are given to the same class; None where there is no pair."""
-
-    share: float | None
-    """Of the pairs of samples with one label: the mean over labels."""
-    chance: float | None
-    """Of all pairs of samples: the mean of the share over all permutations of the labels."""
-
-
 def class_accuracies(predictions: Values, labels: Values, num_classes: int) -> np.ndarray:
     """The accuracy of every class: float64 [C], in [0, 1]; NaN for a class without a sample."""
     predictions, labels = np.asarray(predictions), np.asarray(labels)
@@ -52,11 +30,12 @@ def class_accuracies(predictions: Values, labels: Values, num_classes: int) -> n
     return _ratio(right, np.bincount(labels, minlength=num_classes))
 
 
-def shared_predictions(predictions: Values, labels: Values) -> SharedPredictions:
+def shared_predictions(predictions: Values, labels: Values) -> dict[str, float | None]:
     """The pairs of different samples that are given to the same class, whichever it is.
 
-    Predictions and labels are integers [n] from 0, and need not number the same classes. A label
-    with fewer than two samples has no pair, and is not in the mean.
+    Predictions and labels are integers [n] from 0, and need not number the same classes. `share` is
+    that of the pairs with one label, the mean over the labels that have a pair; `chance` that of
+    all pairs, the mean of the share over all permutations of the labels. None without a pair.
     """
     predictions, labels = np.asarray(predictions), np.asarray(labels)
     counts = np.zeros([values.max(initial=-1) + 1 for values in (labels, predictions)], np.int64)
@@ -67,7 +46,7 @@ def shared_predictions(predictions: Values, labels: Values) -> SharedPredictions
         counts, pairs = counts[sizes > 1], (sizes * (sizes - 1))[sizes > 1]
         return float(np.mean((counts * (counts - 1)).sum(1) / pairs)) if len(pairs) else None
 
-    return SharedPredictions(share(counts), share(counts.sum(0, keepdims=True)))
+    return {"share": share(counts), "chance": share(counts.sum(0, keepdims=True))}
 
 
 def frequency_groups(train_counts: Values | Sequence[int]) -> dict[str, np.ndarray]:
@@ -81,12 +60,6 @@ def frequency_groups(train_counts: Values | Sequence[int]) -> dict[str, np.ndarr
     cuts = [share * len(counts) // 100 for share in (36, 71)]
     parts = np.split(np.argsort(-counts, kind="stable"), cuts)
     return {name: np.sort(p) for name, p in zip(("head", "medium", "tail"), parts, strict=True)}
-
-
-def mean_accuracy(accuracies: np.ndarray) -> float | None:
-    """The mean of the accuracies of the classes that have a sample; None if none has."""
-    present = accuracies[~np.isnan(accuracies)]
-    return float(present.mean()) if len(present) else None
 
 
 def softmax_confidences(logits: Values) -> np.ndarray:
@@ -118,28 +91,30 @@ def evaluate_logits(
     *,
     train_counts: Values | Sequence[int] | None = None,
     calibrated: Values | None = None,
-) -> ClassificationResult:
+) -> dict[str, Any]:
     """All metrics of a classification by logits [n, C], finite, of samples with labels [n].
 
-    The accuracy on head, medium and tail needs `train_counts`, as `frequency_groups` takes them.
-    The softmax of `calibrated`, by default of the logits, is the confidence.
+    They are JSON types: fractions in [0, 1], or None without a sample. The accuracy on the `groups`
+    head, medium and tail needs `train_counts`, as `frequency_groups` takes them. The softmax of
+    `calibrated`, by default of the logits, is the confidence.
     """
     predictions, labels = np.asarray(logits).argmax(1), np.asarray(labels)
     confidences = softmax_confidences(logits if calibrated is None else calibrated)
     per_class = class_accuracies(predictions, labels, logits.shape[1])
     right, groups = float((predictions == labels).mean()), None
     if train_counts is not None:
-        members = frequency_groups(train_counts)
-        groups = {name: mean_accuracy(per_class[own]) for name, own in members.items()}
-    return ClassificationResult(
-        samples=len(labels),
-        accuracy=right,
-        error=1 - right,
-        class_mean_accuracy=float(np.nanmean(per_class)),
-        class_accuracies=[as_json_number(value) for value in per_class],
-        groups=groups,
-        calibration_error=calibration(confidences, predictions == labels).error,
-    )
+        own = {name: per_class[of] for name, of in frequency_groups(train_counts).items()}
+        present = {name: values[~np.isnan(values)] for name, values in own.items()}
+        groups = {name: float(of.mean()) if len(of) else None for name, of in present.items()}
+    return {
+        "samples": len(labels),
+        "accuracy": right,
+        "error": 1 - right,
+        "class_mean_accuracy": float(np.nanmean(per_class)),
+        "class_accuracies": [as_json_number(value) for value in per_class],
+        "groups": groups,
+        "calibration_error": calibration(confidences, predictions == labels).error,
+    }
 
 
 def as_json_number(value: float) -> float | None:
@@ -150,3 +125,56 @@ def as_json_number(value: float) -> float | None:
 def _ratio(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """`totals / counts` in float64, NaN where the count is 0."""
     return np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)
+
+
+def average_precisions(scores: Values, targets: Values) -> np.ndarray:
+    r"""The average precision of the ranking in every row, as scikit-learn defines it.
+
+    .. math:: \mathrm{AP} = \sum_k (R_k - R_{k-1}) P_k
+
+    over the thresholds k from the highest score to the lowest; equal scores are one threshold.
+    Scores are finite [rows, items]; targets above 0 are positive, 0 negative, below 0 unknown,
+    which the ranking leaves out. The result is float64 [rows]; NaN for a row without a positive.
+    """
+    scores, targets = np.asarray(scores), np.asarray(targets)
+    rows, items = scores.shape
+    step = max(1, _ELEMENTS_AT_ONCE // max(items, 1))
+    parts = [slice(start, start + step) for start in range(0, rows, step)]
+    return np.concatenate([np.empty(0), *(_precisions(scores[p], targets[p]) for p in parts)])
+
+
+def evaluate_scores(scores: Values, targets: Values) -> dict[str, Any]:
+    """mAP@class and mAP@sample (Kobayashi, CVPR 2023), over what has a positive; one must have.
+
+    Scores [n, C] are logits or anything that orders like them; targets as `average_precisions`. The
+    result has JSON types: mAPs in [0, 1], how many classes and samples they are the mean of, how
+    many have no positive, and the average precision of each class, None without a positive.
+    """
+    of_samples = average_precisions(scores, targets)
+    of_classes = average_precisions(np.asarray(scores).T, np.asarray(targets).T)
+    classes, samples = (int((~np.isnan(of)).sum()) for of in (of_classes, of_samples))
+    if not samples:
+        raise ValueError("no target is positive")
+    return {
+        "map_class": float(np.nanmean(of_classes)),
+        "map_sample": float(np.nanmean(of_samples)),
+        "classes": classes,
+        "classes_without_positive": len(of_classes) - classes,
+        "samples": samples,
+        "samples_without_positive": len(of_samples) - samples,
+        "class_precisions": [as_json_number(value) for value in of_classes],
+    }
+
+
+def _precisions(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The mean, over the positives of a row, of the precision down to their score."""
+    from scipy.stats import rankdata  # Slow to import; `--help` does not need it.
+
+    positive = targets > 0
+    # A score ranks behind all that are at least as high. Unknown items are behind every other.
+    # Newer versions of SciPy rank float32 scores by float32 numbers.
+    orders = (np.where(targets < 0, -np.inf, scores), np.where(positive, scores, -np.inf))
+    ranks, hits = (rankdata(-x, method="max", axis=1).astype(np.float64) for x in orders)
+    count = positive.sum(1)
+    total = np.where(positive, hits / ranks, 0).sum(1)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)

@@ -23,6 +23,9 @@ EPISODES_AT_ONCE = 64
 """Bounds the gathered features to about 16 MB at 100 × 640."""
 
 
+Distance = Literal["euclidean", "cosine"]
+
+
 @dataclass(frozen=True)
 class EpisodeConfig:
     """The episodes of a few-shot evaluation."""
@@ -35,9 +38,10 @@ class EpisodeConfig:
     """Query images per class."""
     episodes: Several = 2000
     """Episodes of each evaluation."""
-
-
-Distance = Literal["euclidean", "cosine"]
+    validation_distance: Distance = "euclidean"
+    """Distance of a query from the nearest prototype in a validation."""
+    validation_episodes: Count = 500
+    """Episodes of a validation, with the ways and queries above."""
 
 
 class EpisodeResult(NamedTuple):
@@ -52,10 +56,8 @@ class EpisodeResult(NamedTuple):
     interval: float
     hash: str
     """Identifies the list of episodes: results with the same hash compare episode by episode."""
-    classes: int
-    """Classes that the episodes are drawn from: those with enough images."""
-    available: int
-    """Classes of the split."""
+    classes: int  # Classes that the episodes are drawn from: those with enough images.
+    available: int  # Classes of the split.
 
 
 def prototype_predictions(

@@ -26,24 +26,18 @@ _LEAST_STEPS = 4  # Steps before the curvature that L-BFGS has seen is trusted.
 class Labelled(NamedTuple):
     """Features of samples and their classes."""
 
-    features: Values
-    """Floats [n, d], finite."""
-    labels: Values
-    """Integers [n], from 0 to C − 1."""
+    features: Values  # Floats [n, d], finite.
+    labels: Values  # Integers [n], from 0 to C − 1.
 
 
 class Classifiers(NamedTuple):
     """The classifiers of L penalties, in their order."""
 
-    kernels: np.ndarray
-    """[L, d, C]."""
-    biases: np.ndarray
-    """[L, C]."""
-    objectives: np.ndarray
-    """[L]: mean cross-entropy + λ/(2n) ‖W‖²."""
+    kernels: np.ndarray  # [L, d, C].
+    biases: np.ndarray  # [L, C].
+    objectives: np.ndarray  # [L]: mean cross-entropy + λ/(2n) ‖W‖².
     iterations: np.ndarray
-    converged: np.ndarray
-    """Whether they met the tolerance."""
+    converged: np.ndarray  # Whether they met the tolerance.
 
     def accuracies(self, data: Labelled) -> np.ndarray:
         """The accuracy of each on samples of the same classes: float32 [L]."""

@@ -9,9 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from experiments.evaluation import classification, multilabel
+from experiments.evaluation import classification
 from experiments.evaluation import feature_space as space
-from experiments.evaluation.subspace import span, variance_shares
+from experiments.evaluation.feature_space import span, variance_shares
 from experiments.look.page import Picture, Tile, draw_rows, short
 from experiments.look.view import Side, View
 from experiments.papers.hyperspherical import calibrated_logits
@@ -129,7 +129,7 @@ def _recognised(side: Side, *, by_means: bool) -> tuple[np.ndarray, float]:
     """How well every class is recognised, NaN where it has no image, and the mean."""
     features, labels, logits = side.outputs[:3]
     if side.is_multi_label:
-        precisions = multilabel.average_precisions(logits().T, labels.T)
+        precisions = classification.average_precisions(logits().T, labels.T)
         return precisions, float(np.nanmean(precisions))
     found = space.nearest_mean_predictions(features, labels) if by_means else logits().argmax(1)
     accuracies = classification.class_accuracies(found, labels, len(side.outputs.class_names))

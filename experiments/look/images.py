@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 
 from experiments.data.sampling import episode_classes
 from experiments.evaluation import feature_space as space
+from experiments.evaluation.feature_space import variance_shares
 from experiments.evaluation.few_shot import (
     accuracies_of,
     configured_episodes,
     prototype_predictions,
 )
-from experiments.evaluation.subspace import variance_shares
 from experiments.look.page import Picture, Tile, draw_image, draw_rows, short
 from experiments.look.view import Side, View
 from experiments.papers.negative_margin import fine_tuned_classifier

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 import jaxloss
-from experiments.core.config import Count, TrainConfig, to_dict
+from experiments.core.config import TrainConfig, to_dict
 from experiments.core.errors import ConfigError
 from experiments.core.protocol import (
     ClassCounts,
@@ -25,18 +25,21 @@ from experiments.core.protocol import (
     measured,
 )
 from experiments.data.sampling import batch_size_of
+from experiments.evaluation.feature_space import (
+    ClassifierSubspace,
+    classifier_subspace,
+    split_by_span,
+)
 from experiments.evaluation.few_shot import (
     Distance,
     EpisodeConfig,
     evaluate_prototypes,
     notes_on_classes,
-    prototype_predictions,
 )
-from experiments.evaluation.subspace import ClassifierSubspace, classifier_subspace, split_by_span
 from experiments.papers import integration
+from experiments.papers.classification import head_logits, init_linear_head, train_accuracy
 from experiments.papers.few_shot_data import FewShotData, NovelClasses
 from experiments.papers.integration import IntegratedLoss, terms
-from experiments.papers.linear_head import head_logits, init_linear_head, train_accuracy
 from experiments.reporting.markdown import format_value
 from experiments.reporting.run import episodes_table
 
@@ -47,14 +50,10 @@ _retrieval = jax.jit(partial(jaxloss.retrieval_metrics, ks=(1,)))
 
 @dataclass(frozen=True)
 class IntegrationEvaluation(EpisodeConfig):
-    """Few-shot evaluation by the nearest prototype, and measures of the classifier's span."""
+    """Evaluation by the nearest prototype; validations are 1-shot."""
 
     distances: tuple[Distance, ...] = ("euclidean", "cosine")
     """Distances of a query from a prototype; one evaluation for each."""
-    validation_distance: Distance = "euclidean"
-    """The distance in a validation."""
-    validation_episodes: Count = 500
-    """Episodes of a validation, which are 1-shot and otherwise as above."""
     span: bool = False
     """Add metrics of the classifier's span: accuracies, cosine of gradients, variance and rank."""
 
@@ -112,7 +111,6 @@ class FewShot(NovelClasses):
             )
 
     def objective(self, problem: Problem) -> Objective:
-        """A linear classifier, and the loss that the options name."""
         options, axis_name = self.loss, problem.axis_name
         loss_of = integration.build_loss(options, problem)
 
@@ -136,9 +134,7 @@ class FewShot(NovelClasses):
         return Objective(init_head, loss, head_logits, init_state, classifier_state=own)
 
     def validate(self, outputs: Outputs) -> float:
-        evaluation = self.config.evaluation
-        predict = partial(prototype_predictions, distance=evaluation.validation_distance)
-        return self.accuracy_in_episodes(outputs, predict, 1, evaluation.validation_episodes)
+        return self.accuracy_in_episodes(outputs, shots=1)
 
     def diagnose(self, outputs: Outputs) -> dict[str, float]:
         """The classifier's effective rank, and the shares of the features' variance in its span."""
@@ -157,7 +153,6 @@ class FewShot(NovelClasses):
         return classifier_subspace(outputs.features, outputs.labels, kernel)
 
     def evaluate(self, split: str, outputs_of_split: OutputsOf) -> dict[str, Any]:
-        """Accuracy for each distance and number of shots, retrieval, and the classifier's span."""
         evaluation, outputs = self.config.evaluation, outputs_of_split(split)
         results, metrics, episodes = [], [], {}
         for distance in dict.fromkeys(evaluation.distances):
@@ -196,7 +191,6 @@ class FewShot(NovelClasses):
         }
 
     def report(self, results: dict[str, Any]) -> list[str]:
-        """A phrase on the evaluation, a table of distances and shots, and the classifier's span."""
         evaluation = results["evaluation"]
         values = {found["name"]: found["value"] for found in results["metrics"]}
         retrieval = (f"{m.name} {format_value(values[m.name], '%', digits=2)} %" for m in RETRIEVAL)
@@ -210,8 +204,7 @@ class FewShot(NovelClasses):
             f"{', '.join(retrieval)}.",
         ]
         if number := results.get("base_classes"):
-            seed = results["subset_seed"]
-            chosen = f"{number} of {results['data']}, chosen by the seed {seed}"
+            chosen = f"{number} of {results['data']}, chosen by the seed {results['subset_seed']}"
             lines += ["", f"Base classes: {chosen}."]
         if subspace := results.get("subspace"):
             shares = subspace["variance_share"], subspace["class_variance_share"]
@@ -230,12 +223,9 @@ def _accuracy(shots: int, distance: Distance) -> Metric:
 
 
 def _span_metrics(shots: tuple[int, ...]) -> list[Metric]:
+    sides = [(k, side) for side in ("inside", "outside") for k in shots]
     return [
-        *(
-            Metric(f"{k}-shot accuracy {part} the span")
-            for part in ("inside", "outside")
-            for k in shots
-        ),
+        *(Metric(f"{k}-shot accuracy {side} the span") for k, side in sides),
         Metric("variance inside the span", higher_is_better=None),
         Metric("effective rank of the classifier", "", higher_is_better=None),
         Metric("cosine of the gradients inside the span", "", higher_is_better=None),

@@ -26,7 +26,12 @@ from experiments.data.pipeline import load_labels, load_split, stored_counts
 from experiments.data.sampling import episode_classes
 from experiments.data.selection import Selection, labels_of, select
 from experiments.datasets import lookup, share_images
-from experiments.evaluation.few_shot import EpisodeConfig, accuracies_of, configured_episodes
+from experiments.evaluation.few_shot import (
+    EpisodeConfig,
+    accuracies_of,
+    configured_episodes,
+    prototype_predictions,
+)
 from experiments.papers.classification import selected, stored_splits
 from jaxloss.sampling import Episodes
 
@@ -262,10 +267,12 @@ class NovelClasses(Protocol):
                 )
 
     def accuracy_in_episodes(
-        self, outputs: Outputs, predict: Predict, shots: int, count: int
+        self, outputs: Outputs, shots: int, predict: Predict | None = None
     ) -> float:
-        """Mean of the accuracies in so many episodes of the validation classes."""
+        """Mean accuracy in the episodes of a validation, by default of the nearest prototype."""
+        evaluation = self.evaluation
+        predict = predict or partial(prototype_predictions, distance=evaluation.validation_distance)
         episodes = configured_episodes(
-            self.evaluation, outputs.labels, shots=shots, num_episodes=count
+            evaluation, outputs.labels, shots=shots, num_episodes=evaluation.validation_episodes
         )
         return float(np.mean(accuracies_of(predict(outputs.features, episodes))))

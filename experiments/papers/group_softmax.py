@@ -16,9 +16,14 @@ from experiments.core.config import Count, NamedLoss, TrainConfig
 from experiments.core.errors import ConfigError
 from experiments.core.protocol import Loss, Objective, Outputs, Problem
 from experiments.data.augment import sample_keys
-from experiments.evaluation.subspace import gradient_directions
-from experiments.papers.classification import Classification, ClassificationData
-from experiments.papers.linear_head import head_logits, init_linear_head, train_accuracy
+from experiments.evaluation.feature_space import gradient_directions
+from experiments.papers.classification import (
+    Classification,
+    ClassificationData,
+    head_logits,
+    init_linear_head,
+    train_accuracy,
+)
 
 _RANDOM_GROUPS = 4
 """Stream of the run's seed that random groups are drawn from."""
@@ -83,7 +88,6 @@ class GroupSoftmax(Classification):
         return {f"gradient_{name}": float(value) for name, value in found._asdict().items()}
 
     def objective(self, problem: Problem) -> Objective:
-        """What predicts the largest logit."""
         options, has_groups = self.options, self.has_groups
         is_random = has_groups and options.grouping == "random"
         key = jax.random.fold_in(jax.random.key(problem.seed), _RANDOM_GROUPS)

@@ -18,8 +18,9 @@ from experiments.core.errors import ConfigError
 from experiments.core.processes import from_first
 from experiments.core.protocol import Loss, Objective, Outputs, OutputsOf, Problem
 from experiments.data.selection import labels_of
-from experiments.papers.classification import Classification, ClassificationData
-from experiments.papers.linear_head import (
+from experiments.papers.classification import (
+    Classification,
+    ClassificationData,
     head_logits,
     init_kernel,
     init_linear_head,

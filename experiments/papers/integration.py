@@ -18,7 +18,7 @@ from jaxtyping import Float, Integer
 import jaxloss
 from experiments.core.config import CountOrZero, NamedLoss, Positive, Weight
 from experiments.core.protocol import BATCH_AXIS, Outputs, Problem
-from experiments.evaluation.subspace import span
+from experiments.evaluation.feature_space import span
 
 _CLASSIFICATION = {"sce": jaxloss.softmax_loss, "bce": jaxloss.sigmoid_loss}
 _OF_THE_PAPER = ("nca", "proto")

@@ -44,9 +44,15 @@ from experiments.core.protocol import (
 from experiments.data.pipeline import load_labels, load_split
 from experiments.data.selection import TEST_SHARE
 from experiments.datasets import lookup
-from experiments.evaluation.multilabel import evaluate_scores
-from experiments.papers.classification import SPLITS, Classification, ClassificationData
-from experiments.papers.linear_head import head_logits, init_linear_head, objective_of_logits
+from experiments.evaluation.classification import evaluate_scores
+from experiments.papers.classification import (
+    SPLITS,
+    Classification,
+    ClassificationData,
+    head_logits,
+    init_linear_head,
+    objective_of_logits,
+)
 from experiments.reporting.run import metrics_table
 
 _log = logging.getLogger(__name__)
@@ -56,7 +62,6 @@ _STREAMS = {"test": 5, "validation": 4}
 them."""
 
 METRICS = (Metric("mAP@class"), Metric("mAP@sample"))
-
 
 _SOFT_GAP = {"positive_temperature": "T_P", "negative_temperature": "T_N", "margin": "ε"}
 _FOCUS = {"positive_focus": "γ₊", "negative_focus": "γ₋", "clip": "m"}
@@ -152,7 +157,6 @@ class MultiLabel(Protocol):
             self.description["holdout"] = self.data.holdout
 
     def parts(self, folders: Folders) -> dict[str, Part]:
-        """The images for training, for test, and for validation where there are some."""
         data, dataset, holdout = self.data, lookup(self.data.name), self.data.holdout
         if not dataset.multi_label:
             raise ConfigError(
@@ -220,21 +224,18 @@ class MultiLabel(Protocol):
                 _log.warning("%d labels have no %s image", missing, split)
 
     def objective(self, problem: Problem) -> Objective:
-        """A linear classifier, which ranks by its logits."""
         loss_of = build_loss(self.config.loss, problem)
         init_head = partial(init_linear_head, problem)
         return objective_of_logits(init_head, head_logits, loss_of, accuracy=False)
 
     def validate(self, outputs: Outputs) -> float:
         """The mean of the two: each half of the two-way loss favours one of them."""
-        result = evaluate_scores(outputs.logits(), outputs.labels)
-        return (result.map_class + result.map_sample) / 2
+        return sum(_maps(evaluate_scores(outputs.logits(), outputs.labels))) / 2
 
     def evaluate(self, split: str, outputs_of_split: OutputsOf) -> dict[str, Any]:
         outputs = outputs_of_split(split)
         result = evaluate_scores(outputs.logits(), outputs.labels)
-        metrics = measured(METRICS, (result.map_class, result.map_sample))
-        return {"result": result._asdict(), "metrics": metrics}
+        return {"result": result, "metrics": measured(METRICS, _maps(result))}
 
     def report(self, results: dict[str, Any]) -> list[str]:
         result = results["result"]
@@ -274,8 +275,13 @@ class TwoWay(Classification):
         results = super().evaluate(split, lambda split: outputs)
         targets = outputs.labels[:, None] == np.arange(len(outputs.class_counts))
         found = evaluate_scores(outputs.logits(), targets)
-        results["metrics"] += measured(METRICS, (found.map_class, found.map_sample))
+        results["metrics"] += measured(METRICS, _maps(found))
         return results
+
+
+def _maps(result: dict[str, Any]) -> tuple[float, float]:
+    """The values of `METRICS`."""
+    return result["map_class"], result["map_sample"]
 
 
 def _labels_in_training(

@@ -35,7 +35,6 @@ from experiments.evaluation.few_shot import (
     Distance,
     EpisodeConfig,
     notes_on_classes,
-    prototype_predictions,
 )
 from experiments.evaluation.fine_tuning import (
     Classifier,
@@ -43,8 +42,8 @@ from experiments.evaluation.fine_tuning import (
     evaluate_fine_tuning,
     fine_tuned_predictions,
 )
+from experiments.papers.classification import init_kernel, objective_of_logits
 from experiments.papers.few_shot_data import MarginData, NovelClasses, Predict, test_split
-from experiments.papers.linear_head import init_kernel, objective_of_logits
 from experiments.reporting.markdown import table
 from experiments.reporting.run import episodes_table
 
@@ -79,8 +78,6 @@ class MarginEvaluation(EpisodeConfig):
     """Validations classify by the nearest prototype, or fine-tune as the evaluation does."""
     validation_shots: Count = 1
     """Support images per class in a validation."""
-    validation_episodes: Count = 500
-    """Episodes of a validation."""
     validation_distance: Distance = "cosine"
     """Distance of a query from the nearest prototype in a validation."""
 
@@ -185,11 +182,9 @@ class NegativeMargin(NovelClasses):
         return unscaled._replace(logits=lambda *inputs: scale * logits(*inputs))
 
     def validate(self, outputs: Outputs) -> float:
-        evaluation, predict = self.config.evaluation, self.fine_tuned
-        if evaluation.selection == "nearest":
-            predict = partial(prototype_predictions, distance=evaluation.validation_distance)
-        shots, count = evaluation.validation_shots, evaluation.validation_episodes
-        return self.accuracy_in_episodes(outputs, predict, shots, count)
+        evaluation = self.config.evaluation
+        predict = self.fine_tuned if evaluation.selection == "fine-tuned" else None
+        return self.accuracy_in_episodes(outputs, evaluation.validation_shots, predict)
 
     def evaluate(self, split: str, outputs_of_split: OutputsOf) -> dict[str, Any]:
         """Accuracy of classifiers fine-tuned in episodes, discriminability of features, and P^s.
@@ -219,7 +214,7 @@ class NegativeMargin(NovelClasses):
                     episodes[name] = accuracies.tolist()
             scatter = _discriminability(features, labels)._asdict()
             discriminability[part] = {column: float(value) for column, value in scatter.items()}
-            counted[part] = shared_predictions(outputs.logits().argmax(1), labels)._asdict()
+            counted[part] = shared_predictions(outputs.logits().argmax(1), labels)
             for column, value in (discriminability[part] | counted[part]).items():
                 values[f"{part} {_MEASURES[column][0]}"] = (value,)
         shares = shares_of_eq_10(discriminability)
@@ -236,7 +231,6 @@ class NegativeMargin(NovelClasses):
         }
 
     def report(self, results: dict[str, Any]) -> list[str]:
-        """A phrase on the evaluation, a table of classes and shots, and one of discriminability."""
         evaluation, tuning = results["evaluation"], results["fine_tuning"]
         base = "test images" if test_split(results["data"]) else "training images"
         if results["holdout"]:
@@ -281,7 +275,7 @@ def fine_tuned_classifier(config: NegativeMarginConfig) -> tuple[Classifier, Pre
 
 
 _discriminability = jax.jit(jaxloss.discriminability)
-# Of every field of `jaxloss.discriminability` and `SharedPredictions`: its name in metrics, and
+# Of every field of `jaxloss.discriminability` and `shared_predictions`: its name in metrics, and
 # whether higher is better.
 _MEASURES = {
     "ratio": ("discriminability", True),

@@ -13,13 +13,8 @@ RESNET32 = "model.backbone=resnet32 model.pooling=mean "
 
 _A = RESNET12 + "evaluation.ways=5 evaluation.shots=1+5 evaluation.queries=15 "
 _A += "loss.stop_gradient=false sampling.batch_size="
-PUBLISHED: dict[str, str] = {
-    "mini-imagenet": _A + "512",
-    "tiered-imagenet": _A + "512",
-    "cifar-fs": _A + "512",
-    "cub": _A + "128",
-    "inat2017": _A + "512 loss.name=spectral:sce+nca loss.power=0.5",
-}
+PUBLISHED = dict.fromkeys(("mini-imagenet", "tiered-imagenet", "cifar-fs"), _A + "512")
+PUBLISHED |= {"cub": _A + "128", "inat2017": _A + "512 loss.name=spectral:sce+nca loss.power=0.5"}
 
 # Training images, epochs T, and those at which the rate is divided.
 _ROWS_OF_TABLE_B1 = {

@@ -11,14 +11,14 @@ from scipy.special import softmax
 from sklearn.metrics import average_precision_score, confusion_matrix
 
 from experiments.evaluation.classification import (
+    average_precisions,
     calibration,
     evaluate_logits,
+    evaluate_scores,
     frequency_groups,
-    mean_accuracy,
     shared_predictions,
     softmax_confidences,
 )
-from experiments.evaluation.multilabel import average_precisions, evaluate_scores
 from tests.tolerances import FLOAT64
 
 CLASSES = 7
@@ -82,20 +82,18 @@ def test_shared_predictions_are_those_of_a_count_pair_by_pair(sizes):
     anywhere = random.choice([0, 1, 2, 3, 4, 5, 6, 8], len(labels))
     predictions = np.where(random.random(len(labels)) < 0.5, labels % 3, anywhere)
     found = shared_predictions(predictions, labels)
-    assert found == pytest.approx(shares_pair_by_pair(predictions, labels), rel=FLOAT64)
-    assert all(value is None or type(value) is float for value in found)
+    expected = dict(zip(("share", "chance"), shares_pair_by_pair(predictions, labels), strict=True))
+    assert found == pytest.approx(expected, rel=FLOAT64)
 
 
-@pytest.mark.parametrize("bins", [1, 10, 15])
-def test_calibration_is_that_of_its_bins(bins):
+@pytest.mark.parametrize(("bins", "scale"), [(1, 0.3), (10, 1.0), (15, 4.0)])
+def test_calibration_is_that_of_its_bins(bins, scale):
     logits, labels = sample()
-    for scale in (0.3, 1.0, 4.0):
-        scaled = (scale * logits).astype(np.float32)
-        found = calibration(softmax_confidences(scaled), scaled.argmax(1) == labels, bins=bins)
-        expected = calibration_error(scaled, labels, bins)
-        assert found.error == pytest.approx(expected, rel=1e-9)
-        assert expected > 0.01
-        assert found.counts.sum() == len(labels)
+    logits *= np.float32(scale)
+    found = calibration(softmax_confidences(logits), logits.argmax(1) == labels, bins=bins)
+    expected = calibration_error(logits, labels, bins)
+    assert found.error == pytest.approx(expected, rel=1e-9)
+    assert expected > 0.01
 
 
 def test_bins_are_closed_on_the_right():
@@ -125,27 +123,26 @@ def test_results_are_those_of_the_confusion_matrix(array):
     result = evaluate_logits(array(logits), array(labels), train_counts=counts)
     matrix = confusion_matrix(labels, logits.argmax(1), labels=range(CLASSES))
     right, count = np.diag(matrix), matrix.sum(1)
-    assert 0.5 < result.accuracy < 0.9
+    assert 0.5 < result["accuracy"] < 0.9
     expected = right[count > 0] / count[count > 0]
     accuracy = right.sum() / len(labels)
     numbers = len(labels), accuracy, 1 - accuracy, expected.mean()
-    assert result[:4] == pytest.approx(numbers, rel=1e-12)
-    assert result.calibration_error == pytest.approx(calibration_error(logits, labels, 15))
-    # Of class 5 there is no sample.
-    assert result.class_accuracies[5] is None
-    found = [share for share in result.class_accuracies if share is not None]
+    assert list(result.values())[:4] == pytest.approx(numbers, rel=1e-12)
+    assert result["calibration_error"] == pytest.approx(calibration_error(logits, labels, 15))
+    assert result["class_accuracies"][5] is None  # It has no sample.
+    found = [share for share in result["class_accuracies"] if share is not None]
     assert found == pytest.approx(expected, rel=1e-12)
-    assert mean_accuracy(np.array([np.nan])) is None
     # 36 % and 71 % of seven classes: 0 and 1 are the head, 2 and 3 medium, 4, 5 and 6 the tail.
-    of_groups = map(np.mean, np.split(expected, [2, 4]))
-    assert result.groups == pytest.approx(
-        dict(zip(("head", "medium", "tail"), of_groups, strict=True))
-    )
-    assert json.loads(json.dumps(result._asdict(), allow_nan=False)) == result._asdict()
-    assert evaluate_logits(logits, labels).groups is None
+    head, medium, tail = map(np.mean, np.split(expected, [2, 4]))
+    assert result["groups"] == pytest.approx({"head": head, "medium": medium, "tail": tail})
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert evaluate_logits(logits, labels)["groups"] is None
+    # Two of three classes have no sample.
+    few = evaluate_logits(logits[:, 3:6], labels * 0, train_counts=[3, 1, 2])
+    assert few["groups"] == {"head": few["accuracy"], "medium": None, "tail": None}
     scaled = evaluate_logits(logits, labels, calibrated=0.1 * logits)
-    assert scaled.accuracy == result.accuracy
-    assert scaled.calibration_error == pytest.approx(calibration_error(0.1 * logits, labels, 15))
+    assert scaled["accuracy"] == result["accuracy"]
+    assert scaled["calibration_error"] == pytest.approx(calibration_error(0.1 * logits, labels, 15))
 
 
 def multi_label_sample(n=60, classes=9, seed=0, unknown=0.15, rounded=False):
@@ -174,15 +171,14 @@ def test_means_equal_scikit_learn_also_where_scores_are_equal(rounded):
     result = evaluate_scores(scores, targets)
     of_classes = [precision_by_sklearn(s, t) for s, t in zip(scores.T, targets.T, strict=True)]
     of_samples = [precision_by_sklearn(s, t) for s, t in zip(scores, targets, strict=True)]
-    means = np.nanmean(of_classes), np.nanmean(of_samples)
-    assert (result.map_class, result.map_sample) == pytest.approx(means, rel=1e-12)
-    assert abs(result.map_class - result.map_sample) > 0.02
-    assert (result.classes, result.classes_without_positive) == (8, 1)
-    assert result.samples == np.isfinite(of_samples).sum() == 60 - result.samples_without_positive
-    assert result.samples_without_positive >= 2
-    assert result.class_precisions[4] is None
-    assert result.class_precisions[3] == pytest.approx(of_classes[3], rel=1e-12)
-    assert json.loads(json.dumps(result._asdict(), allow_nan=False)) == result._asdict()
+    samples = np.isfinite(of_samples).sum()
+    precisions, means = result.pop("class_precisions"), map(np.nanmean, (of_classes, of_samples))
+    expected = *means, 8, 1, samples, 60 - samples
+    assert list(result.values()) == pytest.approx(expected, rel=1e-12)
+    assert samples <= 58
+    assert precisions.pop(4) is None
+    assert precisions == pytest.approx(np.delete(of_classes, 4), rel=1e-12)
+    json.dumps(result | {"class_precisions": precisions}, allow_nan=False)
 
 
 def test_many_rows_are_computed_in_parts():

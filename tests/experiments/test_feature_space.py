@@ -8,7 +8,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
 from experiments.evaluation import feature_space as space
-from experiments.evaluation.subspace import (
+from experiments.evaluation.feature_space import (
     classifier_subspace,
     gradient_directions,
     span,
@@ -53,9 +53,9 @@ def test_neighbours_are_those_of_scikit_learn(monkeypatch):
     search = NearestNeighbors(n_neighbors=3, metric="cosine").fit(FEATURES)
     expected = search.kneighbors(return_distance=False)[::2]  # Of each among the others.
     queries = np.arange(0, 40, 2)
-    np.testing.assert_array_equal(space.nearest_neighbours(FEATURES, queries, 3), expected)
-    monkeypatch.setattr(space, "_ELEMENTS_AT_ONCE", 120)  # Three queries at once.
-    np.testing.assert_array_equal(space.nearest_neighbours(FEATURES, queries, 3), expected)
+    for at_once in (4000, 120):  # All queries, or three.
+        monkeypatch.setattr(space, "_ELEMENTS_AT_ONCE", at_once)
+        np.testing.assert_array_equal(space.nearest_neighbours(FEATURES, queries, 3), expected)
     assert space.nearest_neighbours(FEATURES[:3], np.array([1]), 9).shape == (1, 2)
 
 

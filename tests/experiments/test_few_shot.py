@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import jax
 import numpy as np
@@ -10,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from scipy.spatial.distance import cdist
 
-from experiments.core.protocol import mean_and_interval
+from experiments.core.config import set_options
+from experiments.core.protocol import Outputs, mean_and_interval
 from experiments.data.sampling import episodes_hash, support_orders
 from experiments.evaluation.few_shot import (
     Distance,
     EpisodeConfig,
     accuracies_of,
-    evaluate_episodes,
     evaluate_prototypes,
     notes_on_classes,
     prototype_predictions,
@@ -27,6 +28,9 @@ from experiments.evaluation.fine_tuning import (
     fine_tune,
     fine_tuned_predictions,
 )
+from experiments.papers import build_protocol
+from experiments.papers.few_shot import FewShotConfig
+from experiments.papers.negative_margin import NegativeMarginConfig
 from jaxloss import sampling
 from jaxloss.sampling import Episodes
 from tests.tolerances import FLOAT32
@@ -66,18 +70,14 @@ def test_accuracies_are_those_of_the_nearest_prototype(distance, shots, num):
     features, episodes = features_of(), episodes_of(num, shots=shots)
     found = accuracies_of(prototype_predictions(features, episodes, distance=distance))
     assert found.dtype == np.float32
-    assert found.shape == (num,)
     expected = accuracies_by_scipy(features, episodes, distance)
     assert 0.3 < expected.mean() < 0.95
     np.testing.assert_allclose(found, expected, rtol=FLOAT32)
 
 
 def test_large_features_keep_their_digits():
-    features, episodes = features_of(), episodes_of()
-    plain, moved = (
-        accuracies_of(prototype_predictions(given, episodes))
-        for given in (features, features + 1000)
-    )
+    features, predict = features_of(), partial(prototype_predictions, episodes=episodes_of())
+    plain, moved = (accuracies_of(predict(given)) for given in (features, features + 1000))
     np.testing.assert_allclose(moved, plain, atol=0.051)
     assert abs(moved.mean() - plain.mean()) < 0.003
 
@@ -91,10 +91,9 @@ def test_of_equally_near_prototypes_the_first_is_taken():
 
 def test_interval_is_its_formula():
     values = [0.2, 0.4, 0.9, 0.5]
-    found = mean_and_interval(values)
     # Student's t of 3 degrees of freedom, from a table.
-    assert found == pytest.approx((0.5, 3.182446 * np.std(values, ddof=1) / 2))
-    assert [type(number) for number in found] == [float, float]
+    expected = 0.5, 3.182446 * np.std(values, ddof=1) / 2
+    assert mean_and_interval(values) == pytest.approx(expected)
     assert mean_and_interval(np.full(5, 0.25, np.float32)) == (0.25, 0.0)
 
 
@@ -102,6 +101,8 @@ def test_interval_is_its_formula():
 torch.set_num_threads(1)
 
 SHORT = FineTuning(passes=8)
+COSINE = partial(prototype_predictions, distance="cosine")
+TUNED = partial(fine_tuned_predictions, settings=FineTuning(passes=3))
 
 
 def activations_of(spread=0.6, d=24):
@@ -170,15 +171,12 @@ def test_weights_equal_those_of_pytorch(shots, d, classifier, change):
 
 
 @pytest.mark.parametrize("classifier", ["cosine", "linear"])
-@pytest.mark.parametrize("shots", [pytest.param(1, marks=pytest.mark.long), 3])
-def test_accuracies_equal_those_of_pytorch(classifier, shots):
-    settings = FineTuning(passes=10)
+def test_accuracies_equal_those_of_pytorch(classifier):
+    shots, settings, expected = 3, FineTuning(passes=10), []
     features, episodes = activations_of(), episodes_of(3, shots=shots, queries=6)
     found = accuracies_of(
         fine_tuned_predictions(features, episodes, classifier=classifier, settings=settings, seed=3)
     )
-    assert found.dtype == np.float32
-    expected = []
     for e, (support, query) in enumerate(zip(*episodes, strict=True)):
         key = jax.random.fold_in(jax.random.key(3), e)
         weights = jax.random.uniform(key, (24, 5), minval=-(24**-0.5), maxval=24**-0.5)
@@ -191,26 +189,19 @@ def test_accuracies_equal_those_of_pytorch(classifier, shots):
         predicted = torch_logits(queries, torch.tensor(weights), classifier).argmax(1).numpy()
         expected.append(np.mean(predicted == np.repeat(np.arange(5), 6)))
     assert 0.3 < np.mean(expected) < 0.95
-    assert len(set(expected)) > 1
     np.testing.assert_allclose(found, expected, rtol=FLOAT32)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("classifier", ["cosine", "linear"])
 def test_an_episode_does_not_depend_on_how_many_there_are(classifier):
-    # 130 episodes are tuned in several groups.
-    episodes = episodes_of(130, shots=1)
+    episodes = episodes_of(130, shots=1)  # They are tuned in several groups.
     few = Episodes(episodes.support[:7], episodes.query[:7])
-
-    def predicted(episodes, seed):
-        return fine_tuned_predictions(
-            activations_of(), episodes, classifier=classifier, settings=SHORT, seed=seed
-        )
-
-    many, expected = predicted(episodes, 1), predicted(few, 1)
-    np.testing.assert_array_equal(many[:7], expected)
-    assert len(np.unique(accuracies_of(many))) > 5
-    assert (predicted(few, 2) != expected).any()
+    how = {"classifier": classifier, "settings": SHORT}
+    predicted = partial(fine_tuned_predictions, activations_of(), **how)
+    expected = predicted(few, seed=1)
+    np.testing.assert_array_equal(predicted(episodes, seed=1)[:7], expected)
+    assert (predicted(few, seed=2) != expected).any()
 
 
 @pytest.mark.parametrize(
@@ -234,9 +225,32 @@ def test_results_follow_the_configuration(classifier, evaluate, predict, options
         np.testing.assert_array_equal(accuracies, single)
         assert (result.accuracy, result.interval) == mean_and_interval(single)
         assert result.hash == episodes_hash(episodes)
-        assert (result.ways, result.queries, result.episodes) == (4, 6, 30)
-        assert result.classifier == classifier
+        assert result[:5] == (4, result.shots, 6, 30, classifier)
         assert json.loads(json.dumps(result._asdict())) == result._asdict()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "shots", "predict"),
+    [
+        (FewShotConfig, {}, 1, partial(prototype_predictions, distance="euclidean")),
+        (FewShotConfig, {"distance": "cosine"}, 1, COSINE),
+        (NegativeMarginConfig, {"shots": 2}, 2, COSINE),
+        (NegativeMarginConfig, {"distance": "euclidean"}, 1, prototype_predictions),
+        (NegativeMarginConfig, {"shots": 3, "selection": "fine-tuned"}, 3, TUNED),
+    ],
+)
+def test_a_validation_is_the_accuracy_in_episodes_of_its_own(kind, options, shots, predict):
+    names = {"shots": "evaluation.validation_shots", "selection": "evaluation.selection"}
+    names["distance"] = "evaluation.validation_distance"
+    own = {"ways": 3, "shots": (5,), "queries": 4, "episodes": 9, "validation_episodes": 7}
+    changes = {f"evaluation.{name}": value for name, value in own.items()}
+    config = set_options(kind(), changes | {names[name]: of for name, of in options.items()})
+    if kind is NegativeMarginConfig:
+        config = set_options(config, {"fine_tuning.passes": 3})
+    features = features_of(0.6, 24)
+    outputs = Outputs(features, LABELS, lambda: features, np.ones(12, int))
+    expected = accuracies_of(predict(features, episodes_of(7, 3, shots, 4))).mean()
+    assert build_protocol(config).validate(outputs) == pytest.approx(expected, rel=FLOAT32)
 
 
 @pytest.mark.parametrize(
@@ -254,13 +268,9 @@ def test_results_follow_the_configuration(classifier, evaluate, predict, options
 )
 def test_classes_that_are_too_small_for_episodes_are_counted(counts, shots, noted):
     labels = np.repeat(np.arange(len(counts)), counts)
-    found = evaluate_episodes(
-        lambda features, episodes: np.zeros(episodes.query.shape, np.int32),
-        np.zeros((len(labels), 1)),
-        labels,
-        config=EpisodeConfig(ways=2, shots=shots, queries=5, episodes=20),
-        classifier="the first",
-    )
+    config = EpisodeConfig(ways=2, shots=shots, queries=5, episodes=20)
+    features = np.zeros((len(labels), 1), np.float32)
+    found = evaluate_prototypes(features, labels, config=config, distance="euclidean")
     results = [result._asdict() for result, _ in found]
     for result in results:
         episodes = sampling.episodes(
@@ -273,6 +283,5 @@ def test_classes_that_are_too_small_for_episodes_are_counted(counts, shots, note
     assert "".join(notes).startswith(noted)
     # Of several splits, each has a sentence of its own.
     named = [result | {"split": split} for split in ("novel", "base") for result in results]
-    assert ["novel classes" in note for note in notes_on_classes(named)] == [True, False][
-        : 2 * len(notes)
-    ]
+    of_each = ["novel classes" in note for note in notes_on_classes(named)]
+    assert of_each == [True, False][: 2 * len(notes)]

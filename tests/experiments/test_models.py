@@ -16,18 +16,17 @@ from experiments.core.errors import ConfigError
 from experiments.models import build_backbone, convolution
 from experiments.models.convolution import convolve
 from experiments.models.layers import drop_after_block, drop_block, dropout
-from experiments.papers.presets import photographs
+from experiments.papers.presets import shared
 from tests.tolerances import FLOAT32
 
+RESNET32 = ModelConfig("resnet32", (4, 8, 12), "mean", blocks=(1, 2, 1))
 SMALL = {
     "conv4": ModelConfig("conv4", (4, 6, 8, 10), "mean"),
     "resnet12": ModelConfig("resnet12", (4, 6, 8, 10), "mean"),
     "resnet18": ModelConfig("resnet18", (4, 6, 8, 10), "mean", blocks=(2, 1, 1, 1)),
     "resnet50": ModelConfig("resnet50", (4, 4, 6, 8), "mean", blocks=(1, 2, 1, 1)),
-    "resnet32": ModelConfig("resnet32", (4, 8, 12), "mean", blocks=(1, 2, 1)),
-    "resnet32, 3x3": ModelConfig(
-        "resnet32", (4, 8, 12), "mean", blocks=(1, 2, 1), shortcut="conv3x3"
-    ),
+    "resnet32": RESNET32,
+    "resnet32, 3x3": replace(RESNET32, shortcut="conv3x3"),
     "wrn28": ModelConfig("wrn28", (16, 8, 10), "mean", blocks=(1, 2, 1)),
     "swin": ModelConfig("swin", (32, 64, 64, 96), "mean", blocks=(2, 1, 1, 1)),
 }
@@ -36,35 +35,12 @@ WRN_28_10 = ModelConfig("wrn28", (160, 320, 640), "mean")
 SIDE = (32, 32, 3)
 
 
-def build(config, image_shape=(32, 32, 3), axis_name=None, seed=0):
-    return build_backbone(config, image_shape=image_shape, axis_name=axis_name, rngs=nnx.Rngs(seed))
+def build(config, image_shape=SIDE):
+    return build_backbone(config, image_shape=image_shape, axis_name=None, rngs=nnx.Rngs(0))
 
 
-@partial(nnx.jit, static_argnames="train")
-def apply(model, images, keys=None, *, train):
-    return model(images, train=train, keys=keys)
-
-
-def images_of(n, image_shape=(32, 32, 3), seed=1):
-    return jax.random.normal(jax.random.key(seed), (n, *image_shape)) + 0.3
-
-
-@pytest.mark.parametrize(
-    ("backbone", "image_shape", "positions"),
-    [
-        ("conv4", (84, 84, 3), 25),
-        ("resnet12", (16, 39, 3), 2),
-        ("wrn28", (33, 30, 1), 9 * 8),
-        ("swin", (64, 90, 3), 2 * 3),
-        ("swin", (17, 16, 1), 1),
-    ],
-)
-def test_flat_features_have_those_of_each_position(backbone, image_shape, positions):
-    config = replace(SMALL[backbone], pooling="flatten")
-    model = nnx.eval_shape(lambda: build(config, image_shape))
-    images = jax.ShapeDtypeStruct((3, *image_shape), jnp.float32)
-    features = nnx.eval_shape(lambda model, images: model(images, train=False), model, images)
-    assert features.shape == (3, config.widths[-1] * positions) == (3, model.num_features)
+def images_of(n, image_shape):
+    return jax.random.normal(jax.random.key(1), (n, *image_shape)) + 0.3
 
 
 @pytest.mark.parametrize(
@@ -72,19 +48,19 @@ def test_flat_features_have_those_of_each_position(backbone, image_shape, positi
     [
         # 9·3·64 + 3·9·64² kernels and 4·2·64 of the normalisation.
         (ModelConfig(), 84, 9 * 3 * 64 + 3 * 9 * 64**2 + 4 * 2 * 64, 25 * 64),
-        (photographs.RESNET12, 84, 12_424_320, 640),
+        (shared.RESNET12, 84, 12_424_320, 640),
         # The published counts, less those of a classifier of 1000 or 10 classes (2,049,000 of 50).
         (RESNET18, 224, 11_689_512 - 513_000, 512),
-        (photographs.RESNET50, 224, 23_508_032, 2048),
-        (photographs.RESNET32, 32, 464_154 - 650, 64),
+        (shared.RESNET50, 224, 23_508_032, 2048),
+        (shared.RESNET32, 32, 464_154 - 650, 64),
         (  # Two shortcuts of 3×3 convolutions, each with its normalisation; a linear layer.
-            replace(photographs.RESNET32, shortcut="conv3x3", dim=50, projection="linear"),
+            replace(shared.RESNET32, shortcut="conv3x3", dim=50, projection="linear"),
             *(32, 464_154 - 650 + 9 * (16 * 32 + 32 * 64) + 2 * (32 + 64) + 64 * 50 + 50, 50),
         ),
         (WRN_28_10, 80, 36_479_194 - 6_410, 640),
         # WRN-16-4.
         (replace(WRN_28_10, widths=(64, 128, 256), blocks=(2, 2, 2)), 32, 2_748_890 - 2_570, 256),
-        (photographs.SWIN_T, 224, 28_288_354 - 769_000, 768),
+        (shared.SWIN_T, 224, 28_288_354 - 769_000, 768),
     ],
     ids=lambda value: getattr(value, "backbone", None),
 )
@@ -97,9 +73,7 @@ def test_parameter_counts_are_the_known_ones(config, size, parameters, features)
 def test_drop_block_removes_squares_of_about_the_rate_and_keeps_the_sum():
     x = jnp.ones((64, 10, 12, 32))
     y = np.asarray(drop_block(x, jax.random.split(jax.random.key(0), 64), rate=0.1, block_size=5))
-    assert 0.075 < (y == 0).mean() < 0.11, (
-        "blocks overlap, so that a little less than the rate goes"
-    )
+    assert 0.075 < (y == 0).mean() < 0.11  # Blocks overlap: a little less than the rate goes.
     np.testing.assert_allclose(y.sum((1, 2, 3)), x[0].size, rtol=4 * FLOAT32)
     areas = (y == 0).sum((1, 2))
     sample, channel = np.argwhere(areas == 25)[0]
@@ -134,20 +108,22 @@ def test_dropout_keeps_the_sum_and_the_type(whole):
     assert ((y == 0).all(1) == (y == 0).any(1)).all() == whole
 
 
+@partial(nnx.jit, static_argnames="train")
+def apply(model, images, keys=None, *, train):
+    return model(images, train=train, keys=keys)
+
+
 @pytest.mark.parametrize(
-    ("config", "side"),
+    "config",
     [
-        pytest.param(replace(SMALL["wrn28"], dropout=0.5), 8, id="dropout"),
-        pytest.param(
-            *(replace(SMALL["swin"], stochastic_depth=0.9), 32),
-            id="stochastic depth",
-            marks=pytest.mark.long,
-        ),
+        replace(SMALL["wrn28"], dropout=0.5),
+        pytest.param(replace(SMALL["swin"], stochastic_depth=0.9), marks=pytest.mark.long),
     ],
+    ids=lambda config: config.backbone,
 )
-def test_a_network_drops_in_training_only_and_needs_keys(config, side):
-    model = build(config)
-    images, keys = images_of(6, (side, side, 3)), jax.random.split(jax.random.key(2), 6)
+def test_a_network_drops_in_training_only_and_needs_keys(config):
+    model, keys = build(config), jax.random.split(jax.random.key(2), 6)
+    images = images_of(6, (32, 32, 3))
     first = apply(model, images, keys, train=True)
     assert bool((apply(model, images, keys[::-1], train=True) != first).any())
     # Evaluation needs no keys: it drops nothing.
@@ -173,7 +149,8 @@ def test_the_last_two_stages_have_drop_block_and_those_before_dropout(step, rate
 def test_bfloat16_is_the_type_of_the_products_alone(backbone):
     model = nnx.eval_shape(lambda: build(replace(SMALL[backbone], dtype="bfloat16")))
     graphdef, state = nnx.split(model)
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(state))
+    leaves = jax.tree.leaves(state)
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float32")}
     images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
 
     def run(state, images):
@@ -181,14 +158,12 @@ def test_bfloat16_is_the_type_of_the_products_alone(backbone):
 
     assert jax.eval_shape(run, state, images).dtype == jnp.float32
     lines = str(jax.make_jaxpr(run)(state, images)).splitlines()
-    operation, number = "conv_general_dilated", sum(x.ndim == 4 for x in jax.tree.leaves(state))
-    if backbone == "swin":  # Six of each of five blocks, and three between the stages.
-        operation, number = "dot_general", 5 * 6 + 3
+    operation, number, wide = "conv_general_dilated", sum(x.ndim == 4 for x in leaves), 0
+    if backbone == "swin":  # Six of each of five blocks, with wide logits; three between stages.
+        operation, number, wide = "dot_general", 5 * 6 + 3, 5
     products = [line for line in lines if f"= {operation}[" in line]
     assert len(products) == number
-    # The logits of the attention.
-    assert sum("f32[" in line for line in products) == (5 if backbone == "swin" else 0)
-    assert all("bf16[" in line or "f32[" in line for line in products)
+    assert sum("bf16[" in line and "f32[" not in line for line in products) == number - wide
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from experiments.core.config import ModelConfig, SamplingConfig, set_options
 from experiments.core.errors import ConfigError
 from experiments.core.protocol import ImageSet, Outputs, Problem
 from experiments.data.pipeline import load_split
-from experiments.evaluation.multilabel import evaluate_scores
+from experiments.evaluation.classification import evaluate_scores
 from experiments.papers import classification, multi_label
 from experiments.papers.classification import ClassificationData
 from experiments.papers.multi_label import (
@@ -79,9 +79,8 @@ def test_every_loss_is_that_of_the_reference(name, reference, options):
         np.testing.assert_allclose(
             objective.logits(jnp.asarray(features), head, ()), logits, atol=16 * FLOAT32
         )
-    assert float(found.means["train_accuracy"]) == pytest.approx(
-        np.mean(logits.argmax(1) == labels)
-    )
+    right = np.mean(logits.argmax(1) == labels)
+    assert float(found.means["train_accuracy"]) == pytest.approx(right)
 
 
 @pytest.mark.parametrize("name", ["two-way", "class-wise", "sample-wise"])
@@ -122,18 +121,6 @@ def test_the_asymmetric_loss_has_the_gradient_of_its_authors():
     assert found == pytest.approx(right, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bce", "asl"])
-def test_the_head_starts_near_the_loss_of_few_labels(name):
-    """With zeros for a bias, the negatives alone would make the first loss C log 2 = 48.5."""
-    rng = np.random.default_rng(0)
-    targets = (rng.random((64, 70)) < 3.2 / 70).astype(np.int8)
-    protocol = MultiLabel(MultiLabelConfig(loss=MultiLabelLoss(name=name)))
-    objective = protocol.objective(Problem(32, np.ones(70, int)))
-    features, head = jnp.zeros((64, 32)), objective.init_head(jax.random.key(0))
-    value = objective.loss(features, jnp.asarray(targets), head, ()).value
-    assert float(value) < 0.32 * 70 * np.log(2)
-
-
 def contents(*parts: ImageSet) -> list[Any]:
     """The colours of images, of which each has its own, and labels, in an order of their own."""
     colours = np.concatenate([part.images[:].pixels[:, 8, 8] for part in parts])
@@ -168,10 +155,8 @@ def test_held_out_images_are_no_training_images(voc):
     assert contents(*parts) == whole
     assert len({str(colour) for colour, _ in whole}) == 28
     np.testing.assert_array_equal(found["validation"].counts(), (parts[1].labels == 1).sum(0))
-    protocol = MultiLabel(dataclasses.replace(config, seed=1))
-    expected = {"label": "Two-way", "train_on": "train+validation", "holdout": 0.25}
-    assert protocol.description == expected
-    assert contents(protocol.load(voc, "train")) == contents(parts[0])
+    again = MultiLabel(dataclasses.replace(config, seed=1)).load(voc, "train")
+    assert contents(again) == contents(parts[0])
 
 
 @pytest.mark.long
@@ -182,14 +167,11 @@ def test_a_report_has_the_precision_of_the_scores(tmp_path, voc):
     outputs_of = build_outputs(run.graphdef, run.objective, TINY.data, run.class_counts)
     outputs = {split: outputs_of(run.state, protocol.load(voc, split)) for split in protocol.splits}
     expected = {name: evaluate_scores(of.logits(), of.labels) for name, of in outputs.items()}
-    values = {"mAP@class": expected["test"].map_class, "mAP@sample": expected["test"].map_sample}
+    means = {name: (of["map_class"], of["map_sample"]) for name, of in expected.items()}
     found = {metric["name"]: metric["value"] for metric in report["metrics"]}
-    assert found == pytest.approx(values)
-    assert list(found) == [metric.name for metric in protocol.metrics]
-    # A validation is the mean of the two.
-    means = expected["validation"][:2]
-    assert means == (expected["validation"].map_class, expected["validation"].map_sample)
-    assert protocol.validate(outputs["validation"]) == pytest.approx(np.mean(means))
+    names = [metric.name for metric in protocol.metrics]
+    assert found == pytest.approx(dict(zip(names, means["test"], strict=True)))
+    assert protocol.validate(outputs["validation"]) == pytest.approx(np.mean(means["validation"]))
     assert "6 labels (14 more have no image)" in protocol.report(report)[0]
 
 
@@ -217,8 +199,6 @@ def test_results_of_images_of_one_class_are_those_of_classification_and_of_multi
     for name, average in (("mAP@class", "macro"), ("mAP@sample", "samples")):
         expected = average_precision_score(targets, scores, average=average)
         assert found[name] == pytest.approx(expected)
-    text = "\n".join(protocol.report(results | {"split": "test"}))
-    assert f"{100 * found['mAP@class']:.2f}" in text
 
 
 def test_the_classes_of_one_split_are_trained_on(folders):
@@ -237,11 +217,9 @@ def test_the_classes_of_one_split_are_trained_on(folders):
         images += [bytes(image) for image in some.images[:]]
     stored = load_split("icons", "novel", **vars(folders)).images[:]
     assert sorted(images) == sorted(bytes(image) for image in stored)
-    assert novel.description["class_split"] == "novel"
     few = ClassificationData(class_split="novel", classes=5, holdout=0.2)
     chosen = TwoWay(TwoWayConfig(data=few)).load(folders, "train").class_names
-    assert len(chosen) == 5
-    assert set(chosen) < set(some.class_names)
+    assert len(set(chosen) & set(some.class_names)) == 5
 
 
 def test_every_option_of_the_selection_changes_the_training_images(folders):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.preprocessing import normalize
 
 import experiments
 import jaxloss
 from experiments.cli.main import main
-from experiments.core.config import (
-    ModelConfig,
-    OptimizerConfig,
-    SamplingConfig,
-    set_options,
-)
+from experiments.core.config import ModelConfig, OptimizerConfig, SamplingConfig, set_options
 from experiments.core.protocol import Outputs, Problem, mean_and_interval
 from experiments.evaluation.classification import shared_predictions
-from experiments.evaluation.few_shot import accuracies_of, prototype_predictions
-from experiments.evaluation.fine_tuning import (
-    FineTuning,
-    evaluate_fine_tuning,
-    fine_tuned_predictions,
-)
+from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
 from experiments.papers import negative_margin
 from experiments.papers.few_shot_data import MarginData
 from experiments.papers.negative_margin import (
@@ -43,7 +32,6 @@ from experiments.papers.negative_margin import (
 from experiments.reporting.run import read_episodes
 from experiments.run import complete_run, load_run, plan_run
 from experiments.training.step import build_outputs
-from jaxloss import sampling
 from tests.jaxloss import references
 from tests.tolerances import FLOAT32
 
@@ -101,14 +89,6 @@ def test_the_objective_is_the_papers(changes, scale):
     np.testing.assert_allclose(found, scale * logits, rtol=16 * FLOAT32, atol=4 * FLOAT32)
 
 
-def test_the_classifier_starts_with_the_spread_of_the_authors():
-    """That of `torch.nn.init.kaiming_uniform_` with a = √5."""
-    objective = NegativeMargin(TINY).objective(Problem(512, np.full(64, 10)))
-    head = objective.init_head(jax.random.key(0))
-    assert head.keys() == {"kernel"}
-    assert np.std(head["kernel"]) == pytest.approx((3 * 512) ** -0.5, rel=0.03)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, folders) -> Path:
     directory = tmp_path_factory.mktemp("run")
@@ -118,17 +98,9 @@ def trained(tmp_path_factory, folders) -> Path:
 
 @pytest.mark.long
 def test_a_run_is_evaluated_on_all_classes(trained, folders):
-    report = json.loads((trained / "report.json").read_text())
-    kinds = ("2-shot", "discriminability", "D_intra", "D_inter")
-    splits = ("novel", "validation", "base")
-    names = [f"{split} {kind}" for kind in kinds for split in splits]
-    names += [f"{split} {kind}" for kind in ("P^s", "P^s by chance") for split in splits]
-    names += ["novel share of eq. (10)", "validation share of eq. (10)"]
-    every = [*names, *(f"{name} (last)" for name in names)]
-    assert [metric["name"] for metric in report["metrics"]] == every
-    assert [metric.name for metric in plan_run(TINY).metrics] == every
-
-    run = load_run(trained)
+    report, run = json.loads((trained / "report.json").read_text()), load_run(trained)
+    values = {metric["name"]: metric["value"] for metric in report["metrics"]}
+    assert list(values) == [metric.name for metric in plan_run(TINY).metrics]
     outputs_of = build_outputs(run.graphdef, run.objective, TINY.data, run.class_counts)
     parts = run.plan.protocol.parts(folders)
     features, labels = outputs_of(run.state, parts["held-out"].load())[:2]
@@ -136,10 +108,9 @@ def test_a_run_is_evaluated_on_all_classes(trained, folders):
         features, labels, config=EVALUATION, settings=TINY.fine_tuning
     )
     assert [{"split": "base"} | expected._asdict()] == report["results"][2:]
-    values = {metric["name"]: metric["value"] for metric in report["metrics"]}
     assert values["base 2-shot"] == expected.accuracy
-    episodes = read_episodes(trained)
-    assert list(episodes) == [*names[:3], *(f"{name} (last)" for name in names[:3])]
+    names, episodes = [f"{part} 2-shot" for part in PARTS], read_episodes(trained)
+    assert list(episodes) == [*names, *(f"{name} (last)" for name in names)]
     np.testing.assert_array_equal(episodes["base 2-shot"], accuracies)
 
 
@@ -152,8 +123,9 @@ def advantage(pair: Sequence[dict[str, dict[str, float]]], share: float) -> floa
     return first - second
 
 
-def reports(*runs: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
-    return [{"discriminability": run} for run in runs]
+def bounds(*runs: dict[str, dict[str, float]]) -> list[float | None]:
+    reports = ({"discriminability": run} for run in runs)
+    return [found["value"] for found in negative_margin.share_bounds(*reports)]
 
 
 def test_below_the_bound_on_the_share_a_margin_is_more_discriminable_than_the_baseline():
@@ -167,7 +139,7 @@ def test_below_the_bound_on_the_share_a_margin_is_more_discriminable_than_the_ba
             }
             for low, inter in zip((0.6, 0.4), rng.uniform(0.4, 0.6, 2), strict=True)
         ]
-        (bound,) = (of["value"] for of in negative_margin.share_bounds(*reports(*pair)))
+        (bound,) = bounds(*pair)
         if bound is not None:
             defined += 1
             assert advantage(pair, bound - 0.01) > 0 > advantage(pair, bound + 0.01)
@@ -180,9 +152,6 @@ def test_a_share_and_its_bound_need_base_classes_that_are_apart():
     apart = {"novel": novel, "base": base}
     shares = negative_margin.shares_of_eq_10
 
-    def bounds(*runs) -> list[float | None]:
-        return [of["value"] for of in negative_margin.share_bounds(*reports(*runs))]
-
     assert shares(apart) == {"novel": pytest.approx(1.2)}
     assert (shares({"novel": novel}), bounds({"novel": novel}, {"novel": novel})) == ({}, [])
     for intra, inter in ((0.25, 0.25), (0.25, 0.25 + 1e-8), (0.25, 0.2), (0.0, 0.0)):
@@ -193,7 +162,7 @@ def test_a_share_and_its_bound_need_base_classes_that_are_apart():
     assert bounds(apart, apart) == [None]
 
 
-def random_outputs(seed: int = 2) -> Outputs:
+def random_outputs(seed: int) -> Outputs:
     """Of 80 images of 4 classes, with features of all lengths."""
     rng = np.random.default_rng(seed)
     labels = np.arange(80) % 4
@@ -202,6 +171,7 @@ def random_outputs(seed: int = 2) -> Outputs:
     return Outputs(features, labels, lambda: features, np.ones(4, int))
 
 
+PARTS = ("novel", "validation", "base")
 KINDS = ("D_intra", "D_inter", "discriminability", "P^s", "P^s by chance")
 
 
@@ -226,11 +196,9 @@ def test_every_part_is_evaluated_on_its_own_images(options, classifier, requeste
     expected, scatters = {}, {}
     for part, split in splits.items():
         features, labels = outputs[split][:2]
-        forms = {"": features}
+        forms: dict[str, Any] = {"": features}
         if classifier == "linear":
-            doubles = features.astype(np.float64)
-            unit_features = doubles / np.linalg.norm(doubles, axis=1, keepdims=True)
-            forms[" (normalised features)"] = unit_features
+            forms[" (normalised features)"] = normalize(features.astype(np.float64))
         expected |= {
             f"{part} {result.shots}-shot{suffix}": (result.accuracy, accuracies.tolist())
             for suffix, given in forms.items()
@@ -241,11 +209,10 @@ def test_every_part_is_evaluated_on_its_own_images(options, classifier, requeste
         scatter = jaxloss.discriminability(jnp.asarray(features), jnp.asarray(labels))
         scatters[part] = scatter = {k: float(v) for k, v in scatter._asdict().items()}
         counted = shared_predictions(outputs[split].logits().argmax(1), labels)
-        for kind, value in zip(KINDS, (*scatter.values(), *counted), strict=True):
+        for kind, value in zip(KINDS, (*scatter.values(), *counted.values()), strict=True):
             assert values[f"{part} {kind}"] == pytest.approx(value, rel=1e-3), kind
     accuracies = {m["name"]: m["value"] for m in found["metrics"] if m["unit"] == "%"}
     assert accuracies == {name: accuracy for name, (accuracy, _) in expected.items()}
-    assert len({*accuracies.values()}) > len(accuracies) / 2
     assert found["episodes"] == {name: episodes for name, (_, episodes) in expected.items()}
     lower = {m["name"] for m in found["metrics"] if m["higher_is_better"] is False}
     assert lower == {f"{part} D_intra" for part in splits}
@@ -264,32 +231,6 @@ def test_every_part_is_evaluated_on_its_own_images(options, classifier, requeste
     assert ("linear (normalised features)" in text) == (classifier == "linear")
 
 
-@pytest.mark.parametrize(
-    ("changes", "predict"),
-    [
-        ({"selection": "nearest"}, partial(prototype_predictions, distance="cosine")),
-        (
-            {"selection": "nearest", "validation_distance": "euclidean", "validation_shots": 2},
-            partial(prototype_predictions, distance="euclidean"),
-        ),
-        ({"validation_episodes": 20}, partial(fine_tuned_predictions, settings=TINY.fine_tuning)),
-    ],
-)
-def test_validations_classify_as_they_say(changes, predict):
-    outputs, evaluation = random_outputs(), dataclasses.replace(EVALUATION, **changes)
-    protocol = NegativeMargin(dataclasses.replace(TINY, evaluation=evaluation))
-    episodes = sampling.episodes(
-        outputs.labels,
-        num_episodes=evaluation.validation_episodes,
-        ways=3,
-        shots=evaluation.validation_shots,
-        queries=4,
-        seed=0,
-    )
-    expected = accuracies_of(predict(outputs.features, episodes)).mean()
-    assert protocol.validate(outputs) == pytest.approx(expected)
-
-
 @pytest.mark.long
 def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     trained, folders, capsys, monkeypatch
@@ -304,7 +245,6 @@ def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
     shown = [*over, "--metrics", "validation 2-shot"]
     printed = run(*shown)
     (root,) = (trained / "evaluations").iterdir()
-    assert {"table.md", "table.json", "figure.png"} <= {path.name for path in root.iterdir()}
     report = experiments.evaluate(load_run(trained), split="validation", folders=folders)
     cells = [root / f"fine_tuning.margin={margin}" / "seed-0" for margin in (-0.4, 0.0)]
     assert json.loads((cells[1] / "report.json").read_text())["results"] == report["results"]

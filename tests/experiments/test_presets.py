@@ -17,7 +17,7 @@ from experiments import run as run_module
 from experiments.benchmark.compilation import num_classes
 from experiments.cli.main import parse
 from experiments.core.config import replace_option, set_options
-from experiments.core.protocol import Photographs
+from experiments.core.protocol import Photographs, Problem
 from experiments.datasets import lookup
 from experiments.papers import build_protocol, hyperspherical
 from experiments.papers.presets import MODULES, PRESETS, negative_margin
@@ -27,6 +27,7 @@ from experiments.training.step import Batch, build_step
 from tests.experiments.fake_archives import write_image
 from tests.experiments.published import PUBLISHED
 from tests.experiments.tiny_runs import Pooled
+from tests.tolerances import FLOAT32
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -38,6 +39,29 @@ def test_settings_are_the_published_ones(name):
         softmax = 10 if "resnet12" in name else 5
         scale = build_protocol(config).description["scale"]
         assert scale == (softmax if "softmax" in name else 30)
+
+
+@pytest.mark.parametrize(
+    ("preset", "deviation"),
+    [
+        ("icons", 1),
+        ("icons-groups", 0.1),  # At 1, `tight` hardly learns.
+        ("kanji", 1),
+        # Cosines, whose gradients depend on it: that of `torch.nn.Linear`.
+        ("icons-margin", 3**-0.5),
+        ("icons-sphere", 3**-0.5),
+    ],
+)
+def test_classifiers_start_with_their_deviation_and_the_prior_of_a_class(preset, deviation):
+    """With zeros for a bias, the negatives alone would make the first loss of bce C log 2."""
+    config = PRESETS[preset].config
+    if preset == "icons-sphere":
+        config = replace_option(config, "loss.name", "cosine-softmax")
+    objective = build_protocol(config).objective(Problem(512, np.full(64, 10)))
+    head = objective.init_head(jax.random.key(0))
+    assert np.std(head["kernel"]) == pytest.approx(deviation * 512**-0.5, rel=0.03)
+    assert ("bias" in head) == (deviation in (1, 0.1))
+    np.testing.assert_allclose(head.get("bias", -np.log(63)), -np.log(63), rtol=FLOAT32)
 
 
 def stated_commands(module: ModuleType) -> list[str]:

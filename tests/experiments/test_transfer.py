@@ -98,12 +98,7 @@ def test_the_command_writes_what_classifiers_on_the_features_give(
     for name, value in expected.items():
         assert report["result"][name] == pytest.approx(value, rel=1e-3), name
     assert 0.4 < expected["accuracy"] < 1
-    assert (report["stored_size"], report["image_size"]) == ([40, 44], [32, 32])
     assert (report["classes"], report["seen_in_training"]) == (3, "")
-    assert report["command"].endswith("--data-dir " + str(folders.data_dir))
-    assert report["run"]["label"] == "SCE"
-    assert report["notes"] == ["Data: drawn in haste."]
-
     markdown = (directory / f"{stem}.md").read_text()
     assert markdown.strip() in capsys.readouterr().out
     assert f"| SCE | {100 * report['result']['accuracy']:.1f} |" in squeezed(markdown)

@@ -111,7 +111,7 @@ class PooledBlock(nn.Module):
         return F.max_pool2d(F.leaky_relu(self.third(y) + self.shortcut(x), 0.1), 2)
 
 
-def pooled(widths, name, block):
+def pooled(name, block, widths, blocks):
     """Conv4 and ResNet-12, of four blocks that end in max-pooling; the names are those of ours."""
     blocks = (block(*channels) for channels in zip((3, *widths), widths, strict=False))
     layers = {name: nn.Sequential(*blocks), "avgpool": nn.AdaptiveAvgPool2d(1)}

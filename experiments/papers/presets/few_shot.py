@@ -11,8 +11,7 @@ from experiments.core.config import ModelConfig, SamplingConfig
 from experiments.papers.few_shot import FewShotConfig
 from experiments.papers.few_shot_data import FewShotData
 from experiments.papers.integration import IntegratedLoss
-from experiments.papers.presets.photographs import FASHION, IMAGENET_MEAN, IMAGENET_STD, RESNET12
-from experiments.papers.presets.preset import Preset
+from experiments.papers.presets.shared import FASHION, IMAGENET_COLOURS, RESNET12, Preset
 
 # Eq. (i) divides squared distances by no temperature: T = 1. The option is in units of d, so this
 # is --loss.temperature 0.0015625 (1/640) for a ResNet-12. At T = 1 the exponentials saturate.
@@ -40,9 +39,7 @@ def _photographs(
     which a random crop shifts by `pad` pixels, and what lies beyond is not seen.
     """
     config = FewShotConfig(
-        data=FewShotData(
-            name=name, mean=IMAGENET_MEAN, std=IMAGENET_STD, color_jitter=0.4, pad=pad
-        ),
+        data=FewShotData(name=name, **IMAGENET_COLOURS, color_jitter=0.4, pad=pad),
         sampling=SamplingConfig(batch_size=batch_size),
         model=RESNET12,
         loss=loss,

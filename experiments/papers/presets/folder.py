@@ -18,7 +18,7 @@ from experiments.papers.few_shot_data import FewShotData
 from experiments.papers.group_softmax import GroupLoss, GroupSoftmaxConfig
 from experiments.papers.integration import IntegratedLoss
 from experiments.papers.multi_label import MultiLabelConfig, MultiLabelData
-from experiments.papers.presets.preset import Preset
+from experiments.papers.presets.shared import Preset
 
 _DATA: dict[str, Any] = {
     "name": PREFIX,

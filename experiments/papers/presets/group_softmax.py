@@ -14,13 +14,13 @@ from dataclasses import replace
 from experiments.core.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.papers.classification import ClassificationData
 from experiments.papers.group_softmax import GroupLoss, GroupSoftmaxConfig
-from experiments.papers.presets.photographs import (
+from experiments.papers.presets.shared import (
     FASHION,
     FASHION_HOLDOUT,
     IMAGENET_CROPS,
     RESNET50,
+    Preset,
 )
-from experiments.papers.presets.preset import Preset
 
 _SGD = OptimizerConfig(learning_rate=0.1, nesterov=False, weight_decay=1e-4)
 
@@ -28,7 +28,7 @@ _SGD = OptimizerConfig(learning_rate=0.1, nesterov=False, weight_decay=1e-4)
 def _photographs(title: str, name: str, images: int, epochs: int, drops: tuple[int, ...]) -> Preset:
     """ResNet-50 with a row of Table B.1: the rate is divided by ten at the epochs `drops`.
 
-    What differs, beside `photographs.py`: the classifier starts with deviation 0.1 / √d and a
+    What differs, beside `shared.py`: the classifier starts with deviation 0.1 / √d and a
     constant bias, PyTorch's uniform in ±1 / √d, with deviation 1 / √(3d).
     """
     batch_size = 256  # Section B.1.

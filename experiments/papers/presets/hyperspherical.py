@@ -8,7 +8,7 @@ results in Table 9; what it leaves open is taken from the authors' published cod
 states the difference. Where no comment names another source, values are the authors', but for
 `validate_every`, which is ours.
 
-What differs from their code in all presets on photographs, beside `photographs.py`:
+What differs from their code in all presets on photographs, beside `shared.py`:
 
 - It reports the epoch that is best on the test images, and its calibration error; here no image is
   held out, and the last checkpoint is evaluated.
@@ -29,6 +29,7 @@ classifier that people use.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from experiments.core.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.papers.classification import ClassificationData
@@ -37,22 +38,20 @@ from experiments.papers.hyperspherical import (
     HypersphericalEvaluation,
     HypersphericalLoss,
 )
-from experiments.papers.presets import photographs as shared
-from experiments.papers.presets.preset import Preset
+from experiments.papers.presets import shared
+from experiments.papers.presets.shared import Preset
 
 _COSINES = HypersphericalEvaluation(calibration="cosines")
 _SGD = OptimizerConfig(nesterov=False, decay_all=True, schedule="step")
-_Colours = tuple[tuple[float, float, float], tuple[float, float, float]]
 
 
-def _balanced(title: str, name: str, colours: _Colours, *, dim: int, epoch: int) -> Preset:
+def _balanced(title: str, name: str, colours: dict[str, Any], *, dim: int, epoch: int) -> Preset:
     """ResNet-32 with a linear layer, and an epoch of so many steps.
 
     Optimiser, batch size, epochs and flips: section 7.1, but for Nesterov and what decays.
     """
-    mean, std = colours
     config = HypersphericalConfig(
-        data=ClassificationData(name=name, mean=mean, std=std),
+        data=ClassificationData(name=name, **colours),
         model=replace(shared.RESNET32, shortcut="conv3x3", dim=dim, projection="linear"),
         loss=HypersphericalLoss(reduction="sum"),
         evaluation=_COSINES,
@@ -67,7 +66,12 @@ def _balanced(title: str, name: str, colours: _Colours, *, dim: int, epoch: int)
 
 
 def _long_tail(
-    title: str, name: str, colours: _Colours, widths: tuple[int, ...] = (16, 32, 64), *, epoch: int
+    title: str,
+    name: str,
+    colours: dict[str, Any],
+    widths: tuple[int, ...] = (16, 32, 64),
+    *,
+    epoch: int,
 ) -> Preset:
     """ResNet-32 with mixup and dot regression, and an epoch of so many steps at imbalance 0.01.
 
@@ -78,11 +82,8 @@ def _long_tail(
     epoch. With mixup, the authors move the class mean of an image's own label, even where the other
     image has the larger share; here that of the larger share.
     """
-    mean, std = colours
     config = HypersphericalConfig(
-        data=ClassificationData(
-            name=name, mean=mean, std=std, imbalance=0.01, tail_from="mean", mixup=1.0
-        ),
+        data=ClassificationData(name=name, **colours, imbalance=0.01, tail_from="mean", mixup=1.0),
         model=replace(shared.RESNET32, widths=widths, projection="norm"),
         loss=HypersphericalLoss(criterion="dot-regression", lengths="batch"),
         evaluation=_COSINES,
@@ -113,8 +114,8 @@ _ICONS = HypersphericalConfig(
 
 _IMAGENET_EPOCH = 1251
 # Means and standard deviations of the long-tailed sets, in the code.
-_CIFAR_LT = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-_HALVES = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+_CIFAR_LT = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
+_HALVES = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
 # Section 7.1: batch size, weight decay, mixup, the cosine, its warm-up and epochs. The schedule of
 # the code counts epochs, but moves at every step; here it takes all steps.
@@ -143,7 +144,7 @@ PRESETS = {
     "cifar100-sphere": _balanced(
         "CIFAR-100 (ResNet-32, ",
         "cifar100",
-        ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+        {"mean": (0.507, 0.487, 0.441), "std": (0.267, 0.256, 0.276)},
         dim=64,
         epoch=390,
     ),
@@ -153,7 +154,7 @@ PRESETS = {
     "imagenet200-sphere": _balanced(
         "ImageNet-200 (ResNet-32, 64×64, ",
         "imagenet200",
-        (shared.IMAGENET_MEAN, shared.IMAGENET_STD),
+        shared.IMAGENET_COLOURS,
         dim=50,
         epoch=781,
     ),

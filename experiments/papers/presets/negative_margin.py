@@ -46,8 +46,7 @@ from experiments.papers.negative_margin import (
     MarginLoss,
     NegativeMarginConfig,
 )
-from experiments.papers.presets.photographs import FASHION, RESNET12
-from experiments.papers.presets.preset import Preset
+from experiments.papers.presets.shared import FASHION, RESNET12, Preset
 
 _ADAM = OptimizerConfig(kind="adam", learning_rate=3e-3, warmup_from=1 / 16)
 _CONV4 = ModelConfig(widths=(16, 32, 64, 64))
@@ -152,7 +151,7 @@ def _photographs(
 ) -> Preset:
     """The preset of a row of the table: Adam on random resized crops.
 
-    What differs, beside `photographs.py`: the last batch of an epoch is full; the authors' is
+    What differs, beside `shared.py`: the last batch of an epoch is full; the authors' is
     smaller, so that the number of steps is the same. The cosine ends at 0; the authors' ends at
     1e-6, and lags one step behind. Validations have the same episodes each time; the authors' have
     new ones. The deviation in an interval divides by E − 1 episodes; the authors' by E. DropBlock

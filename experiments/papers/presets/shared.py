@@ -1,4 +1,4 @@
-"""What presets on photographs share: normalisation, augmentation and backbones.
+"""What a preset is, and what those on photographs share: normalisation, crops and backbones.
 
 Protocols B, C, D and E differ from training with PyTorch, or with the authors' code, in this:
 
@@ -13,17 +13,22 @@ Protocols B, C, D and E differ from training with PyTorch, or with the authors' 
   --model.dtype bfloat16 (C on ImageNet, and D).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from experiments.core.config import ModelConfig
+from experiments.core.config import ModelConfig, TrainConfig
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+
+class Preset(NamedTuple):
+    """A configuration by name, and a line on it for the command line."""
+
+    description: str
+    config: TrainConfig
+
+
+IMAGENET_COLOURS: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 # Random resized crops of ImageNet training (B, C and D).
-IMAGENET_CROPS: dict[str, Any] = {
-    "mean": IMAGENET_MEAN,
-    "std": IMAGENET_STD,
+IMAGENET_CROPS = IMAGENET_COLOURS | {
     "pad": 0,
     "image_size": 224,
     "resize": 256,
