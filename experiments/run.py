@@ -28,7 +28,6 @@ from experiments.core.config import (
     ParallelMode,
     TrainConfig,
     check_config,
-    evaluation_sections,
     set_options,
 )
 from experiments.core.errors import ConfigError, DivergedError, ExperimentError
@@ -486,12 +485,6 @@ def _restore(path: Path, which: str, plan: Plan | None = None) -> RestoredRun:
     return RestoredRun(directory, plan, *parts)
 
 
-def config_of_run(path: Path) -> TrainConfig:
-    """The configuration that a run stores with its checkpoints; reads no arrays."""
-    with Checkpoints(run_folder(path) / CHECKPOINTS_FOLDER, read_only=True) as checkpoints:
-        return config_from_dict(checkpoints.newest_meta()["config"])
-
-
 def features_of(
     run: RestoredRun,
     split: str | None = None,
@@ -571,7 +564,8 @@ def split_of(plan: Plan, split: str | None) -> str:
 
 def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
     """A configuration with other values of evaluation options; a `ConfigError` for any other."""
-    sections = evaluation_sections(config)
+    # They do not change the training.
+    sections = [name for name in ("evaluation", "fine_tuning") if name in vars(config)]
     for name in overrides:
         if name.replace("-", "_").partition(".")[0] not in sections:
             raise ConfigError(

@@ -74,9 +74,9 @@ def parse_axis(text: str, config: TrainConfig) -> Axis:
     return Axis("/".join(options), tuple(labels), tuple(settings))
 
 
-def option_text(value: Any, separator: str = "+") -> str:
-    """The value of an option as it is typed, by default on an axis."""
-    return separator.join(map(str, value)) if isinstance(value, tuple) else str(value)
+def option_text(value: Any) -> str:
+    """The value of an option as it is typed on an axis."""
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def setting_names(settings: Mapping[str, Any]) -> list[str]:

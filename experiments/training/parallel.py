@@ -76,21 +76,18 @@ def lower(
 
     State and batch, of all devices, are arrays or `jax.ShapeDtypeStruct`.
     """
-    num, stacked = mesh.size, mode == "pmap"
+    spread_step, num = data_parallel(mode, step, mesh).step, mesh.size
 
-    def shaped(tree: Any, sharding: Any, shape_of: Callable[[Any], tuple[int, ...]]) -> Any:
-        def of(leaf: Any) -> Any:
-            shape = shape_of(leaf.shape) if stacked else leaf.shape
-            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=None if stacked else sharding)
+    def shaped(leaf: Any, *shape: int, sharding: Any = None) -> Any:
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
 
-        return jax.tree.map(of, tree)
-
-    everywhere, spread = _shardings(mesh)
-    state = shaped(state, everywhere, lambda shape: (num, *shape))
-    batch = shaped(batch, spread, lambda shape: (num, shape[0] // num, *shape[1:]))
-    spread_step = data_parallel(mode, step, mesh).step
-    if stacked:
+    if mode == "pmap":
+        state = jax.tree.map(lambda x: shaped(x, num, *x.shape), state)
+        batch = jax.tree.map(lambda x: shaped(x, num, x.shape[0] // num, *x.shape[1:]), batch)
         return spread_step.lower(state, batch)
+    everywhere, spread = _shardings(mesh)
+    state = jax.tree.map(lambda x: shaped(x, *x.shape, sharding=everywhere), state)
+    batch = jax.tree.map(lambda x: shaped(x, *x.shape, sharding=spread), batch)
     platforms = (mesh.devices.flat[0].platform,)
     return spread_step.trace(state, batch).lower(lowering_platforms=platforms)
 

@@ -42,12 +42,6 @@ def test_all_forms_agree(case):
     jax_program(FLOORS[case.floor], arrays, None)(*arrays)
 
 
-def test_a_difference_is_relative_to_the_largest_number_and_nan_differs():
-    assert not disagreement([np.array([np.nan])], [np.array([1.0])]) <= TOLERANCE
-    found = disagreement([np.array([0.0, 2.0]), np.ones(1)], [np.array([0.1, 2.0]), np.ones(1)])
-    assert found == pytest.approx(0.05)
-
-
 @pytest.fixture
 def quick(monkeypatch):
     """Two turns, no torch.compile, and the threads that PyTorch had."""
@@ -68,7 +62,6 @@ def test_the_table_has_a_row_for_each_loss_and_a_column_for_each_form(quick, tmp
     text = run_benchmark(problems, command="a command", output=output, allow_load=True)
     assert output.read_text(encoding="utf-8") == text
     assert text.startswith("**Other programs used 1.3 of ")
-    assert "`a command`" in text
     assert "2 of 2 rows" in text
     headings, _, softmax, nca = (
         [cell.strip() for cell in line.strip("|").split("|")]

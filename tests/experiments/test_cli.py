@@ -27,7 +27,6 @@ from experiments.cli.commands import Datasets
 from experiments.cli.main import main, parse
 from experiments.core.config import Folders
 from experiments.core.errors import ConfigError, ExperimentError, reason_of
-from experiments.datasets import describe
 from experiments.papers.classification import ClassificationData
 from experiments.papers.presets import PRESETS
 from experiments.reporting.grid import Comparison
@@ -64,13 +63,12 @@ def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path,
     assert "3-way, 15 queries" in capsys.readouterr().out
     name = ",".join(["evaluation-novel-step2", *other]) + ".json"
     assert {path.name for path in run.glob("evaluation-*.json")} == {name, written.name}
+    assert (run / "evaluation-novel-step2-episodes.npz").exists()  # Beside those of the report.
     metrics = json.loads((run / name).read_text())["metrics"]
     found = [metric["name"] for metric in metrics]
     assert found == ["2-shot accuracy (cosine)", "recall@1", "MAP@R"]
     assert main(["evaluate", str(run), *data, "--set", "evaluation.ways=500"]) == 2
     assert "500" in capsys.readouterr().err
-    assert main(["evaluate", str(run), *data, "--set", "loss.name=nca"]) == 2
-    assert "few-shot has no loss.name; it has the options of" in capsys.readouterr().err
 
 
 PLACES = "--data-dir data --manual-dir manual"
@@ -85,11 +83,6 @@ FOLDERS: dict[str, Any] = {"folders": Folders(Path("data"), Path("manual"))}
             "run.complete_run",
             {"plan.config.seed": 3, "plan.config.steps": 7, "mode": "jit", "stuck_after": 5}
             | {"directory": Path("runs/icons-direct-sce+nca-random-seed3"), **FOLDERS},
-        ),
-        (
-            f"evaluate RUN --checkpoint 4 {PLACES}",
-            "run.load_run",
-            {"folder": Path("RUN"), "checkpoint": "4"},
         ),
         (
             f"evaluate RUN --split validation --set evaluation.ways=3 {PLACES}",
@@ -127,18 +120,6 @@ FOLDERS: dict[str, Any] = {"folders": Folders(Path("data"), Path("manual"))}
             | {"comparison": Comparison(("loss.name", "loose"), "", "data.classes")},
         ),
         (
-            "sweep icons --over loss.name=nca,sce sampling.strategy=8x2,random "
-            "--pairs-over sampling.strategy",
-            "sweeps.grid.run_grid",
-            {"root": Path("runs/sweep-icons"), "settings": ["nca", "sce", "8x2", "random"]}
-            | {"comparison": Comparison(None, "sampling.strategy", "")},
-        ),
-        (
-            "compile icons --topology v5e:2x4",
-            "benchmark.topologies.tpu_devices",
-            {"topology": "v5e:2x4"},
-        ),
-        (
             "compile icons --steps 7 --parallel jit --classes 9",
             "benchmark.compilation.compile_step",
             {"config.steps": 7, "mode": "jit", "classes": 9},
@@ -171,16 +152,11 @@ def test_what_is_typed_reaches_the_code(monkeypatch, tmp_path, typed, function, 
         ("train icon", "error: no preset icon; did you mean icons?"),
         ("sweep zzz", "error: no preset zzz; available: icons, fashion"),
         ("train icons --step 20", "Unrecognized options: --step, 20 Perhaps you meant: --"),
-        ("train icons --learning-rate 1", "Perhaps you meant: --optimizer.learning-rate"),
         ("train icons --steps 1e3", "Error parsing --steps: invalid literal for int()"),
         ("train icons --loss.name sec", "invalid choice 'sec' for argument '--loss.name'"),
         ("look", "Missing from python -m experiments look: RUN"),
         ("power --deviation 1 more", "Unrecognized options: more"),
-        ("power --deviation 0", "error: deviation must be above 0 and at most 1000000, got 0"),
-        (
-            "power --deviation 1 --pairs 1",
-            "error: pairs must be at least 2 and at most",
-        ),
+        ("power --deviation 1 --pairs 1", "error: pairs must be at least 2 and at most"),
         ("compile icons --classes -1", "error: --classes must be at least 0"),
         ("train icons --stuck-after nan", "error: stuck_after must be finite, got nan"),
         ("train icons --evaluation.shots 1 1", "error: evaluation.shots must be different values"),
@@ -190,13 +166,11 @@ def test_what_is_typed_reaches_the_code(monkeypatch, tmp_path, typed, function, 
         ("evaluate RUN --metrics recall@1", "error: --metrics and --baseline are for a table"),
         ("evaluate RUN", "error: there is no checkpoint in RUN"),
         ("evaluate ~nosuchuser/x", "error: ~nosuchuser/x: Could not determine home"),
-        ("datasets icon", "error: no data set icon; did you mean icons?"),
         ("prepare icons no-such-set", "error: no data set no-such-set;"),
         ("prepare", "error: prepare needs the name of a data set"),
         ("train icons --directory s3://b/run", "must be gs://BUCKET/PATH or a local folder, got"),
         ("train icons --data-dir az://b/data", "error: data_dir must be gs://BUCKET/PATH or a"),
         ("train icons --manual-dir gs://b/data", "error: --manual-dir must be a local path"),
-        ("train icons --model.weights s3://b/r", "error: model.weights must be gs://BUCKET/PATH"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_written(
@@ -239,10 +213,6 @@ class _Unreachable(aiohttp.ClientError):
     ("error", "reason"),
     [
         (ExperimentError("a line"), "a line"),
-        (
-            OSError(errno.ENOSPC, "No space left on device"),
-            "cannot write standard output: No space",
-        ),
         (OSError(errno.ENOSPC, "No space left on device", "/a/b"), "cannot write /a/b: No space"),
         # As TensorStore and array_record raise it, and TFDS before it writes.
         (
@@ -255,11 +225,7 @@ class _Unreachable(aiohttp.ClientError):
         (_Unreachable("no\nnetwork"), "cannot reach Google Cloud Storage: no network"),
         (RuntimeError("RESOURCE_EXHAUSTED:\n8 bytes"), "there is not enough memory; choose a"),
         (MemoryError(), "there is not enough memory; choose a smaller batch"),
-        (
-            RuntimeError("Unable to initialize backend 'tpu':\n…"),
-            "JAX finds no device; unset JAX",
-        ),
-        (ValueError("a mistake of ours"), ""),
+        (RuntimeError("Unable to initialize backend 'tpu':\n…"), "JAX finds no device; unset"),
         (OSError("a mistake of ours"), ""),
     ],
 )
@@ -315,13 +281,6 @@ def test_datasets_lists_the_set_of_every_preset(folders, capsys):
     assert str(folders.data_dir) in listed
     assert main(["datasets", "cub_fewshot", "--data-dir", str(folders.data_dir)]) == 0
     assert "CUB_200_2011.tgz" in capsys.readouterr().out
-
-
-def test_data_sets_are_prepared_ahead_of_a_run(tmp_path, capsys):
-    assert main(["prepare", "icons", "--data-dir", str(tmp_path)]) == 0
-    (folder,) = capsys.readouterr().out.splitlines()
-    assert Path(folder).parent == tmp_path / "icons"
-    assert describe("icons", tmp_path).ready
 
 
 def test_help_does_not_import_what_only_runs_need():

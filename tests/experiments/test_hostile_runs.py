@@ -141,9 +141,7 @@ def test_a_path_means_the_same_before_and_after_its_folders_are_made(tmp_path, m
     assert Folders(data_dir=Path("~/data")).data_dir == tmp_path / "home" / "data"
 
 
-@pytest.mark.parametrize(
-    "text", ["", ".", "..", "...", "../../x", "a\\b", "a\nb\0", "é" * 300, "loss.name=a:b"]
-)
+@pytest.mark.parametrize("text", ["", "..", "../../x", "a\\b", "a\nb\0", "é" * 300, "name=a:b"])
 def test_a_component_stays_in_its_folder(tmp_path, text):
     name = component(text)
     path = tmp_path / f"{name}.json"
