@@ -79,8 +79,7 @@ class Plan(NamedTuple):
 
     config: TrainConfig
     protocol: Protocol
-    image_shape: tuple[int, int, int]
-    """Height, width and channels of the images that the model receives."""
+    image_shape: tuple[int, int, int]  # Height, width, channels: what the model receives.
     num_features: int
 
     @property
@@ -373,8 +372,7 @@ def complete_run(
     # Before any data is loaded; training checks again, when it locks the directory.
     there = check_run_directory(directory, values, fixed_steps=config.fixed_steps())
     if there == values:  # Not one of fewer steps.
-        path = directory / "report.json"
-        if path.exists() and (report := read_report(path, partial(report_text, protocol))):
+        if report := read_report(directory / "report.json", partial(report_text, protocol)):
             return report
     try:
         seconds = train_run(plan, directory, folders, mode=mode, stuck_after=stuck_after)
@@ -414,17 +412,13 @@ class RestoredRun:
     """A checkpoint with all that is needed to use it."""
 
     directory: Path
-    """Run directory."""
     plan: Plan
-    graphdef: nnx.GraphDef
-    """The backbone without its arrays."""
+    graphdef: nnx.GraphDef  # The backbone without its arrays.
     objective: Objective
     state: TrainState
     step: int
-    class_counts: np.ndarray
-    """int64 [C], training images of every class."""
-    validation: float | None
-    """What the best checkpoint is chosen by."""
+    class_counts: np.ndarray  # int64 [C], training images of every class.
+    validation: float | None  # What the best checkpoint is chosen by.
     notes: list[str]
     """Sentences for the report, on checkpoints that `load_run` found damaged, on initial weights,
     and on another version that trained the run."""

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from experiments.core.errors import ConfigError, ExperimentError, full_disk
 
-_LONGEST = 200
-"""Bytes of a part of a path; file systems have room for 255."""
+_LONGEST = 200  # Bytes of a part of a path; file systems have room for 255.
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

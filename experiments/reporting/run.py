@@ -131,11 +131,13 @@ def version_text(report: dict[str, Any]) -> str:
 
 
 def read_report(path: Path, text: Callable[[dict[str, Any]], object]) -> dict[str, Any] | None:
-    """The report of a finished run; None, with a warning, where it is damaged or of another kind.
+    """The report of a finished run; None if there is none or, with a warning, if it is damaged.
 
     It has what its own protocol needs, as `text`, which makes a text of it, has no error, and
     metrics with numbers.
     """
+    if not path.exists():
+        return None
     try:
         report = load_json(path)
         text(report)

@@ -30,6 +30,7 @@ _METRICS = {
 }
 """What a table of runs shows, by the entry of `evaluate_linear`."""
 
+
 def evaluate_run_linear(
     run: RestoredRun, folders: Folders, data: ClassificationData
 ) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def evaluate_runs_linear(
         stem = name + ("" if checkpoint == "best" else f"-step{run.step}")
         stem = component(stem + ("" if data.holdout == 0.2 else f"-holdout{data.holdout}"))
         file = run.directory / f"{stem}.json"
-        report = read_report(file, linear_notes) if len(found) > 1 and file.exists() else None
+        report = read_report(file, linear_notes) if len(found) > 1 else None
         stored = report["run"] | {"step": report["step"]} if report else {}
         of_grid = {"seed": seed, "validation": None, "command": command}
         if report is None or not {"step": run.step, **code_version()}.items() <= stored.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,14 +19,10 @@ from experiments.training.step import Batch, Step
 class DataParallel(NamedTuple):
     """How a step runs over devices."""
 
-    replicate: Callable[[Any], Any]
-    """Copies a tree to all devices."""
-    split: Callable[[Batch], Any]
-    """Spreads this process's rows of a batch over its devices."""
-    step: jax.stages.Wrapped
-    """From the state and a batch to the next state and the metrics."""
-    single: Callable[[Any], Any]
-    """One copy of a replicated tree, on one device."""
+    replicate: Callable[[Any], Any]  # Copies a tree to all devices.
+    split: Callable[[Batch], Any]  # Spreads this process's rows of a batch over its devices.
+    step: jax.stages.Wrapped  # From the state and a batch to the next state and the metrics.
+    single: Callable[[Any], Any]  # One copy of a replicated tree, on one device.
 
 
 def axis_name(mode: ParallelMode) -> str | None:
@@ -50,22 +47,21 @@ def data_parallel(mode: ParallelMode, step: Step, mesh: Mesh | None = None) -> D
         devices = None if mesh is None else mesh.devices.ravel().tolist()
         return DataParallel(
             replicate=jax_utils.replicate,
-            split=lambda batch: jax.tree.map(
-                lambda rows: rows.reshape(local, -1, *rows.shape[1:]), batch
-            ),
+            split=partial(jax.tree.map, lambda rows: rows.reshape(local, -1, *rows.shape[1:])),
             step=jax.pmap(step, axis_name=BATCH_AXIS, donate_argnums=0, devices=devices),
-            single=lambda tree: jax.tree.map(lambda leaf: leaf.addressable_data(0)[0], tree),
+            single=partial(jax.tree.map, lambda leaf: leaf.addressable_data(0)[0]),
         )
     replicated, spread = _shardings(device_mesh() if mesh is None else mesh)
+
+    def place(sharding: NamedSharding, tree: Any) -> Any:
+        make = jax.make_array_from_process_local_data
+        return jax.tree.map(lambda leaf: make(sharding, np.asarray(leaf)), tree)
+
     return DataParallel(
-        replicate=lambda tree: jax.tree.map(
-            lambda leaf: jax.make_array_from_process_local_data(replicated, np.asarray(leaf)), tree
-        ),
-        split=lambda batch: jax.tree.map(
-            lambda rows: jax.make_array_from_process_local_data(spread, rows), batch
-        ),
+        replicate=partial(place, replicated),
+        split=partial(place, spread),
         step=jax.jit(step, donate_argnums=0, out_shardings=replicated),
-        single=lambda tree: jax.tree.map(lambda leaf: leaf.addressable_data(0), tree),
+        single=partial(jax.tree.map, lambda leaf: leaf.addressable_data(0)),
     )
 
 

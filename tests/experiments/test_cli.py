@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import inspect
-import json
 import os
 import pkgutil
 import resource
@@ -34,41 +33,6 @@ from tests.experiments.several_processes import ROOT
 from tests.experiments.tiny_runs import TINY_OPTIONS
 
 pytestmark = pytest.mark.usefixtures("light_backbone")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, folders) -> Path:
-    directory = tmp_path_factory.mktemp("runs") / "run"
-    command = ["train", "icons", *TINY_OPTIONS, "--loss.name", "sce"]
-    command += ["--data-dir", str(folders.data_dir), "--directory", str(directory)]
-    assert main(command) == 0
-    return directory
-
-
-@pytest.mark.long
-def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path, capsys):
-    expected = json.loads((run / "report.json").read_text())["results"]
-    (tmp_path / "copy").mkdir()
-    (tmp_path / "copy" / "checkpoints").symlink_to(run / "checkpoints")
-    data = ["--data-dir", str(folders.data_dir)]
-    written = tmp_path / "copy" / "evaluation-novel-step2.json"
-    assert main(["evaluate", str(tmp_path / "copy"), *data]) == 0
-    assert json.loads(written.read_text())["results"] == expected
-    assert "5-way, 15 queries" in capsys.readouterr().out
-    assert main(["evaluate", str(run / "checkpoints"), *data]) == 0
-    assert json.loads((run / written.name).read_text())["results"] == expected
-
-    other = ["evaluation.ways=3", "evaluation.shots=2", "evaluation.distances=cosine"]
-    assert main(["evaluate", *data, str(run), "--set", *other]) == 0
-    assert "3-way, 15 queries" in capsys.readouterr().out
-    name = ",".join(["evaluation-novel-step2", *other]) + ".json"
-    assert {path.name for path in run.glob("evaluation-*.json")} == {name, written.name}
-    assert (run / "evaluation-novel-step2-episodes.npz").exists()  # Beside those of the report.
-    metrics = json.loads((run / name).read_text())["metrics"]
-    found = [metric["name"] for metric in metrics]
-    assert found == ["2-shot accuracy (cosine)", "recall@1", "MAP@R"]
-    assert main(["evaluate", str(run), *data, "--set", "evaluation.ways=500"]) == 2
-    assert "500" in capsys.readouterr().err
 
 
 PLACES = "--data-dir data --manual-dir manual"
@@ -327,33 +291,20 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
 
 
 _DROPPED = """
-import gc, runpy, signal, sys, time
+import runpy, signal, time
 import experiments.cli.main as cli
-
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Collected:
     def __del__(self):
         signal.raise_signal(signal.SIGINT)
 
-def in_callback(*_):
-    gc.callbacks.remove(in_callback)
-    signal.raise_signal(signal.SIGINT)
-
 def evaluate(*_):
-    if number % 2:
-        Collected()
-    else:
-        gc.callbacks.append(in_callback)
-        gc.collect()
+    Collected()
     time.sleep(20)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 cli._run = evaluate
-for number in range(10):
-    try:
-        runpy.run_module("experiments", run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        assert end.code == 130, end.code
+runpy.run_module("experiments", run_name="__main__", alter_sys=True)
 """
 
 
@@ -361,4 +312,5 @@ def test_an_interrupt_that_python_drops_comes_again():
     """As one that meets JAX's callback on freed memory, or a `__del__` of Orbax."""
     command = [sys.executable, "-c", _DROPPED, "datasets"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.stderr == 10 * "\nstopped; run the same command to continue or to start again\n"
+    assert done.returncode == 130
+    assert done.stderr == "\nstopped; run the same command to continue or to start again\n"

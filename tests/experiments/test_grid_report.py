@@ -78,16 +78,9 @@ def test_table_of_two_axes():
     values = {("softmax", "5"): (0.2, 0.3, 0.4), ("loose", "5"): (0.25,), ("softmax", "50"): (0.1,)}
     text = text_of(AXES, [*runs_of(values, ERROR), diverged(("loose", "50"), 0)])
     # One seed is not compared with three.
-    for part in (
-        "**error (%) ↓** against n",
-        "| Method | 5 | 50 |",
-        "| softmax | 30.0 ± 10.0 | 10.0 (1 of 3) |",
-        "| loose | 25.0 (1 of 3) | diverged |",
-        "- Means over seeds 0, 1, 2. ±: standard deviation",
-        "- Diverged: loose, 50 (seed 0).",
-        "- 6 runs, 3.0 minutes of training.",
-    ):
-        assert part in text
+    assert "**error (%) ↓** against n" in text
+    assert "| softmax | 30.0 ± 10.0 | 10.0 (1 of 3) |\n| loose | 25.0 (1 of 3) | diverged |" in text
+    assert "- Diverged: loose, 50 (seed 0).\n- 6 runs, 3.0 minutes of training." in text
     # A third axis has its combinations with the second as columns.
     batches = ("32x4", "random")
     places = itertools.product(METHODS.labels, ("5",), batches)
@@ -135,17 +128,15 @@ def test_ties_as_printed_are_all_best():
 
 
 def test_a_single_seed_shows_the_interval_of_its_metric():
-    def measured(value, interval, seed=0, place="loose"):
-        return run((place,), seed, metrics=[ACCURACY.measured(value, interval)])
+    def measured(value, interval, seed=0):
+        return run(("loose",), seed, metrics=[ACCURACY.measured(value, interval)])
 
     single = measured(0.5, 0.0123)
     assert "| loose | 50.0 ± 1.2 |" in text_of([METHODS], [single])
     assert bar_of(figure_of([METHODS], [single]).axes[0]) == pytest.approx([48.77, 51.23])
     # Of several seeds, the standard deviation tells more.
     several = [measured(0.5, 0.3), measured(0.6, 0.3, seed=1)]
-    text = text_of([METHODS], [*several, measured(0.4, 0.02, place="softmax")])
-    assert "| loose | 55.0 ± 7.1 |" in text
-    assert "| softmax | 40.0 ± 2.0 (1 of 2) |" in text
+    assert "| loose | 55.0 ± 7.1 |" in text_of([METHODS], several)
 
 
 def test_what_runs_have_in_common_is_stated_once():
@@ -153,14 +144,9 @@ def test_what_runs_have_in_common_is_stated_once():
     runs = runs_of({("softmax", "5"): (0.5,), ("loose", "5"): (0.4,)}, ACCURACY, ERROR)
     runs.append(run(("loose", "5"), 4, (ERROR, 0.1), **later))
     text = text_of([METHODS, Axis("Samples", ("5",))], runs)
-    for part in (
-        "| Method | accuracy (%) | error (%) ↓ |",
-        "- Samples: 5 in all runs.",
-        "- Command: `typed`\n- Command: `later`",
-        "- Code: jaxloss 0.9.0; jaxloss 0.9.0, commit abc1234.",
-        "\n- loose, 5 (seed 4): Damaged.\n",
-    ):
-        assert part in text
+    assert "- Samples: 5 in all runs.\n- loose, 5 (seed 4): Damaged.\n- 3 runs" in text
+    assert "- Code: jaxloss 0.9.0; jaxloss 0.9.0, commit abc1234." in text
+    assert "- Command: `typed`\n- Command: `later`" in text
     noted = [of._replace(report=of.report | later) for of in runs]
     assert "\n- All: Damaged.\n" in text_of([METHODS, Axis("Samples", ("5",))], noted)
     # The first axis has the methods, however few.
@@ -267,7 +253,6 @@ def test_pooled_repetitions_are_clusters(tmp_path):
     axes, options = [METHODS, subsets], {"comparison": Comparison(BASELINE, "subset")}
     text, stored = written(tmp_path, axes, runs, **options)
     (difference,) = stored["differences"]
-    assert (difference["found"], len(difference["values"])) == (12, 4)
     assert difference["values"] == pytest.approx(of_pairs.mean(1))
     assert difference["interval"] == pytest.approx(by_scipy(of_pairs.mean(1)))
     assert "over subset 0, 1, 2, 3, each a mean of seeds 0, 1, 2." in text

@@ -137,7 +137,10 @@ def test_evaluate_is_the_command(trained, folders):
 
     given = [str(directory), "--set", "evaluation.ways=3", "evaluation.shots=2"]
     assert main(["evaluate", *given, "--data-dir", str(folders.data_dir)]) == 0
-    stored = json.loads(next(directory.glob("evaluation-*ways=3*.json")).read_text())
+    # Names have the options, and do not replace the files of the run.
+    name = directory / "evaluation-novel-step2,evaluation.ways=3,evaluation.shots=2"
+    stored = json.loads(Path(f"{name}.json").read_text())
+    assert Path(f"{name}-episodes.npz").exists()
     other = {"evaluation.ways": 3, "evaluation.shots": 2}
     found = experiments.evaluate(run, other, folders=folders)
     assert found["metrics"] == stored["metrics"] != report["metrics"]
@@ -191,12 +194,10 @@ def test_what_cannot_be_trained_is_an_error_before_anything_is_written(
 def test_errors_on_runs(trained, folders, tmp_path):
     directory, _ = trained
     run = experiments.load_run(directory)
-    for how, message in (
-        ({"split": "test"}, "no split 'test'; it has base, validation, novel"),
-        ({"most": -5}, r"most must be a whole number from 1, .*, got -5"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            experiments.features_of(run, folders=folders, **how)
+    with pytest.raises(ConfigError, match="no split 'test'; it has base, validation, novel"):
+        experiments.features_of(run, "test", folders=folders)
+    with pytest.raises(ConfigError, match=r"most must be a whole number from 1, .*, got -5"):
+        experiments.features_of(run, folders=folders, most=-5)
     for options, message in (
         ({"loss.name": "nca"}, "few-shot has no loss"),
         ({"evaluation.way": 1}, "no option evaluation.way; did you mean evaluation.ways"),

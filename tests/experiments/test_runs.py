@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.core.config import ModelConfig, SamplingConfig
+from experiments.core.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.core.errors import ConfigError
 from experiments.papers.classification import ClassificationData
 from experiments.papers.few_shot import IntegrationEvaluation
@@ -46,6 +46,12 @@ SCE = dataclasses.replace(TINY, loss=IntegratedLoss(name="sce"))
         ({"evaluation": IntegrationEvaluation(shots=(1, 5000))}, "novel classes of icons do not"),
         ({"evaluation": IntegrationEvaluation(ways=30, shots=(1,))}, "validation classes of icons"),
         ({"loss": IntegratedLoss(name="direct:sce+nca")}, r"spectral:sce\+nca"),
+        ({"optimizer": OptimizerConfig(warmup_steps=4)}, "warmup_steps = 4 must be below steps"),
+        ({"optimizer": OptimizerConfig(decay_steps=(3,))}, "= cosine does not fit .*decay_steps"),
+        (
+            {"optimizer": OptimizerConfig(schedule="step", decay_steps=(3,), warmup_steps=3)},
+            r"decay_steps = \(3,\) must lie between .*warmup_steps = 3 and steps = 4",
+        ),
     ],
 )
 def test_a_run_that_cannot_end_well_leaves_no_directory(tmp_path, folders, changes, message):
