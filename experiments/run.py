@@ -371,9 +371,9 @@ def complete_run(
     check_shared(directory)
     # Before any data is loaded; training checks again, when it locks the directory.
     there = check_run_directory(directory, values, fixed_steps=config.fixed_steps())
-    if there == values:  # Not one of fewer steps.
-        if report := read_report(directory / "report.json", partial(report_text, protocol)):
-            return report
+    stored, text = directory / "report.json", partial(report_text, protocol)
+    if there == values and (report := read_report(stored, text)):  # Not one of fewer steps.
+        return report
     try:
         seconds = train_run(plan, directory, folders, mode=mode, stuck_after=stuck_after)
         report = evaluate(_restore(directory, "best", plan), folders=folders)

@@ -39,7 +39,7 @@ class Parts(NamedTuple):
     ahead: bool  # Whether reading takes so long that the next batches are read during a step.
     images_per_step: int  # Of all processes.
     steps_per_epoch: int
-    after_epoch: Callable[[Any], tuple[Any, Mapping[str, Any]]] | None  # As of `Objective`.
+    after_epoch: Callable[[Any], tuple[Any, Mapping[str, Any]]] | None  # As in `Objective`.
     validate: Callable[[TrainState], tuple[float, Mapping[str, float]]] | None
     """The value that ranks checkpoints, and numbers for the metrics log. All processes call it.
     None without validation images."""

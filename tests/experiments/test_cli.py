@@ -48,18 +48,11 @@ FOLDERS: dict[str, Any] = {"folders": Folders(Path("data"), Path("manual"))}
             {"plan.config.seed": 3, "plan.config.steps": 7, "mode": "jit", "stuck_after": 5}
             | {"directory": Path("runs/icons-direct-sce+nca-random-seed3"), **FOLDERS},
         ),
+        ("evaluate RUN --checkpoint 4", "run.load_run", {"folder": Path("RUN"), "checkpoint": "4"}),
         (
             f"evaluate RUN --split validation --set evaluation.ways=3 {PLACES}",
             "run.evaluate",
             {"split": "validation", "options": {"evaluation.ways": "3"}, **FOLDERS},
-        ),
-        (
-            "evaluate RUN --over evaluation.ways=2,3 --split base --checkpoint latest "
-            f"--metrics MAP@R --set evaluation.shots=2 --baseline evaluation.ways=2 {PLACES}",
-            "sweeps.grid.evaluate_over",
-            {"path": Path("RUN"), "over": ("evaluation.ways=2,3",), "split": "base", **FOLDERS}
-            | {"checkpoint": "latest", "overrides": {"evaluation.shots": "2"}}
-            | {"metrics": ("MAP@R",), "baseline": "evaluation.ways=2"},
         ),
         (
             "linear RUN --data cub --split novel --holdout 0.3 --checkpoint 4 --directory table "
@@ -68,11 +61,6 @@ FOLDERS: dict[str, Any] = {"folders": Folders(Path("data"), Path("manual"))}
             {"paths": [Path("RUN")], "checkpoint": "4", "directory": Path("table"), **FOLDERS}
             | {"data": ClassificationData(name="cub", class_split="novel", holdout=0.3)}
             | {"baseline": "SCE"},
-        ),
-        (
-            f"look RUN --split base --checkpoint 4 {PLACES}",
-            "look.look_at_run",
-            {"path": Path("RUN"), "split": "base", "checkpoint": "4", **FOLDERS},
         ),
         (
             "sweep icons-groups --steps 7 --over loss.name=loose,tight data.classes=5,6 "
@@ -95,13 +83,12 @@ def test_what_is_typed_reaches_the_code(monkeypatch, tmp_path, typed, function, 
     signature = inspect.signature(pkgutil.resolve_name(f"experiments.{function}"))
     monkeypatch.setattr("experiments.run.load_run", Mock(return_value=Mock()))
     monkeypatch.setattr("experiments.benchmark.topologies.tpu_devices", Mock())
-    monkeypatch.setattr(
-        f"experiments.{function}", reached := Mock(side_effect=ConfigError("reached"))
-    )
+    reached = Mock(side_effect=ConfigError("reached"))
+    monkeypatch.setattr(f"experiments.{function}", reached)
     with pytest.raises(ConfigError, match="reached"):
         parse(typed.split()).run(typed)
     call = signature.bind(*reached.call_args.args, **reached.call_args.kwargs)
-    given = SimpleNamespace(**call.arguments | call.arguments.pop("report", {}))
+    given = SimpleNamespace(**call.arguments)
     if hasattr(given, "axes"):
         given.settings = [x for axis in given.axes for at in axis.settings for x in at.values()]
     assert {name: attrgetter(name)(given) for name in expected} == expected
@@ -122,6 +109,9 @@ def test_what_is_typed_reaches_the_code(monkeypatch, tmp_path, typed, function, 
         ("power --deviation 1 more", "Unrecognized options: more"),
         ("power --deviation 1 --pairs 1", "error: pairs must be at least 2 and at most"),
         ("compile icons --classes -1", "error: --classes must be at least 0"),
+        ("compile icons --topology v99:1x1", "error: TPU topology 'v99:1x1' cannot be described"),
+        ("benchmark nca --cycles v99:1x1", 'it needs pip install -e ".[tpu]", and a name'),
+        ("benchmark nca lifted", "error: unknown loss 'lifted'"),
         ("train icons --stuck-after nan", "error: stuck_after must be finite, got nan"),
         ("train icons --evaluation.shots 1 1", "error: evaluation.shots must be different values"),
         ("train icons --distributed", "error: the processes cannot be joined"),

@@ -74,6 +74,13 @@ def test_damaged_files(trained, run, name):
         check(trained, run)
 
 
+def test_a_report_with_a_text_for_a_number_is_damaged(run):
+    report = json.loads((run / "report.json").read_text())
+    report["metrics"][0]["value"] = "0.5"
+    write_json(run / "report.json", report)
+    assert read_report(run / "report.json", str) is None
+
+
 def test_runs_that_name_each_other_as_their_weights(trained, run):
     model = dataclasses.replace(trained.plan.config.model, weights=str(run))
     config = dataclasses.replace(trained.plan.config, model=model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ _SHOWN = r"\x1b[31mred \x1b]0;title\x07 \x9b1m \x7f \u2028 \u202egnp\u2066"
 def test_a_terminal_shows_what_it_would_obey_and_what_it_cannot_encode(text, encoding, shown):
     content = io.BytesIO()
     with io.TextIOWrapper(content, encoding, newline="") as stream:
-        terminal = Terminal(stream)
+        terminal: Any = Terminal(stream)
         print(text, end="", file=terminal, flush=True)
         assert content.getvalue().decode(encoding) == shown
         assert terminal.encoding == encoding
