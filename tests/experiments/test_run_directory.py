@@ -122,7 +122,7 @@ def test_metrics_of_a_run_that_was_killed_and_goes_on(tmp_path, caplog):
         for step in (10, 20, 30):
             log.log(step, loss=1 / step)
     with path.open("a") as file:
-        file.write('[1]\n{"step": "x"}\n{"step": 40, "lo')
+        file.write('[1]\n{"step": "3"}\n{"step": 40, "lo')
     assert [row["step"] for row in read_metrics(path)] == [10, 20, 30]
     assert "3 of 6 lines are cut and left out" in caplog.text
     with MetricsLog(tmp_path, resume_step=20) as log:
