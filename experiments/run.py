@@ -28,7 +28,6 @@ from experiments.core.config import (
     ParallelMode,
     TrainConfig,
     check_config,
-    evaluation_sections,
     set_options,
 )
 from experiments.core.errors import ConfigError, DivergedError, ExperimentError
@@ -80,8 +79,7 @@ class Plan(NamedTuple):
 
     config: TrainConfig
     protocol: Protocol
-    image_shape: tuple[int, int, int]
-    """Height, width and channels of the images that the model receives."""
+    image_shape: tuple[int, int, int]  # Height, width, channels: what the model receives.
     num_features: int
 
     @property
@@ -373,10 +371,9 @@ def complete_run(
     check_shared(directory)
     # Before any data is loaded; training checks again, when it locks the directory.
     there = check_run_directory(directory, values, fixed_steps=config.fixed_steps())
-    if there == values:  # Not one of fewer steps.
-        path = directory / "report.json"
-        if path.exists() and (report := read_report(path, partial(report_text, protocol))):
-            return report
+    stored, text = directory / "report.json", partial(report_text, protocol)
+    if there == values and (report := read_report(stored, text)):  # Not one of fewer steps.
+        return report
     try:
         seconds = train_run(plan, directory, folders, mode=mode, stuck_after=stuck_after)
         report = evaluate(_restore(directory, "best", plan), folders=folders)
@@ -415,17 +412,13 @@ class RestoredRun:
     """A checkpoint with all that is needed to use it."""
 
     directory: Path
-    """Run directory."""
     plan: Plan
-    graphdef: nnx.GraphDef
-    """The backbone without its arrays."""
+    graphdef: nnx.GraphDef  # The backbone without its arrays.
     objective: Objective
     state: TrainState
     step: int
-    class_counts: np.ndarray
-    """int64 [C], training images of every class."""
-    validation: float | None
-    """What the best checkpoint is chosen by."""
+    class_counts: np.ndarray  # int64 [C], training images of every class.
+    validation: float | None  # What the best checkpoint is chosen by.
     notes: list[str]
     """Sentences for the report, on checkpoints that `load_run` found damaged, on initial weights,
     and on another version that trained the run."""
@@ -484,12 +477,6 @@ def _restore(path: Path, which: str, plan: Plan | None = None) -> RestoredRun:
     state, value, directory = found.fill(shapes), found.validation, run_folder(path)
     parts = graphdef, objective, state, found.step, class_counts, value, notes
     return RestoredRun(directory, plan, *parts)
-
-
-def config_of_run(path: Path) -> TrainConfig:
-    """The configuration that a run stores with its checkpoints; reads no arrays."""
-    with Checkpoints(run_folder(path) / CHECKPOINTS_FOLDER, read_only=True) as checkpoints:
-        return config_from_dict(checkpoints.newest_meta()["config"])
 
 
 def features_of(
@@ -571,7 +558,8 @@ def split_of(plan: Plan, split: str | None) -> str:
 
 def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
     """A configuration with other values of evaluation options; a `ConfigError` for any other."""
-    sections = evaluation_sections(config)
+    # They do not change the training.
+    sections = [name for name in ("evaluation", "fine_tuning") if name in vars(config)]
     for name in overrides:
         if name.replace("-", "_").partition(".")[0] not in sections:
             raise ConfigError(

@@ -17,10 +17,10 @@ from experiments.benchmark.measure import TOLERANCE
 from experiments.core.errors import ConfigError
 from jaxloss.core.backend import platform
 
+# Of all float arrays; `mixed` is bfloat16 features and float32 weights.
 Dtype = Literal["bfloat16", "float32", "mixed"]
-"""Of all float arrays; `mixed` is bfloat16 features and float32 weights."""
+# Of rows; `all` are the first three.
 Group = Literal["paper", "large", "own", "accelerator", "all"]
-"""Of rows: `all` are the first three."""
 
 GROUPS = 4
 MARGIN, SCALE = -0.3, 30.0
@@ -56,8 +56,7 @@ class Case:
     """Largest disagreement of forms that are timed. It is large where the loss chooses pairs by the
     order of their distances, which is another for each form where two are equal but for rounding.
     """
-    own: tuple[Size, ...] = ()
-    """Sizes of this loss alone: only the floor and the composition are measured beside it."""
+    own: tuple[Size, ...] = ()  # Sizes of which PyTorch's forms are not measured.
 
     @property
     def differentiable(self) -> tuple[int, ...]:

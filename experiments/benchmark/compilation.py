@@ -103,10 +103,8 @@ def num_classes(plan: Plan) -> int:
     return chosen or (sum(classes.values()) if every else classes[split])
 
 
-_TRANSFER = re.compile(
-    r" = (\(.*?\)|\S+) "
-    r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
-)
+_KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+_TRANSFER = re.compile(rf" = (\(.*?\)|\S+) ({_KINDS})(-start)?\(")
 _ARRAY = re.compile(r"(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 
 
@@ -125,10 +123,8 @@ def transfers(program: str) -> dict[str, list[int]]:
 
 def compilation_lines(step: CompiledStep) -> list[str]:
     """The report, in Markdown."""
-    known = MEMORY.get(step.kind)
-    verdict = f"How much memory a {step.kind} has is not known here."
-    if step.fits is not None:
-        verdict = "The step fits." if step.fits else "The step does not fit."
+    known, unknown = MEMORY.get(step.kind), f"How much memory a {step.kind} has is not known here."
+    verdict = {True: "The step fits.", False: "The step does not fit.", None: unknown}[step.fits]
     rows = [
         ("memory of a chip", known and _megabytes(known * 2**30)),
         ("needed", _megabytes(sum(step.memory.values()))),

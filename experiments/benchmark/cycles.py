@@ -1,8 +1,7 @@
 """How long losses take on a TPU by the estimate of its compiler, which needs no TPU.
 
-The value and the gradients of a loss are compiled for one chip, and
-the cycles that the compiler estimates for each operation are added up, times the trips of its loop.
-It estimates none for kernels of Pallas.
+The value and the gradients of a loss are compiled for one chip, and the estimated cycles of each
+operation are added up, times the trips of its loop. Kernels of Pallas have no estimate.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ def operations(program: str) -> list[Operation]:
         elif line.startswith(" "):
             lines.append(line)
 
-    def holds_product(name: str) -> bool:
+    def holds_product(name: str | None) -> bool:
         return any(
             " convolution(" in line
             or " dot(" in line
             or any(holds_product(inner) for kind, inner in _CALLED.findall(line) if kind == "calls")
-            for line in bodies.get(name, ())
+            for line in bodies.get(name or "", ())
         )
 
     def walk(name: str, trips: int) -> Iterator[Operation]:
@@ -84,9 +83,7 @@ def operations(program: str) -> list[Operation]:
                 yield from walk(called["to_apply"], trips)
             elif cycles := _CYCLES.search(line):
                 source = _SOURCE.search(line)
-                is_product = kind in ("convolution", "dot") or (
-                    "calls" in called and holds_product(called["calls"])
-                )
+                is_product = kind in ("convolution", "dot") or holds_product(called.get("calls"))
                 of = source[1] if source else ""
                 yield Operation(of, shape, int(cycles[1]), trips, is_product)
 

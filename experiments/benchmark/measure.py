@@ -11,13 +11,12 @@ import jax
 import numpy as np
 from jax import Array
 
+# Computes something as many times as its argument, by default once, and waits for the last.
 Run: TypeAlias = Callable[..., Any]
-"""Computes something as many times as its argument, by default once, and waits for the last."""
 
 OURS, FLOOR = "jaxloss", "floor"
 EAGER, COMPILED = "PyTorch eager", "torch.compile"
-TORCH = {EAGER: False, COMPILED: True}
-"""Forms in PyTorch, and whether they are compiled."""
+TORCH = {EAGER: False, COMPILED: True}  # Whether a form in PyTorch is compiled.
 TURNS = 100  # Of every form.
 _FEWEST_TURNS, _MOST_CALLS = 3, 50
 _TURN = 0.005  # Seconds.

@@ -42,18 +42,15 @@ _MOST_LOGITS = 10**8  # Of a composition or optax, which keep them.
 _PACKAGES = "jax", "jaxlib", "optax", "numpy", "scipy", "torch", "pytorch-metric-learning"
 _PML = "PML"
 _JAX = OURS, "composition", "optax"
-_FORMS = (*TORCH, _PML, "composition", "optax", FLOOR)
-"""All forms beside `jaxloss`, in the order of the columns."""
+_FORMS = (*TORCH, _PML, "composition", "optax", FLOOR)  # Beside `jaxloss`, as columns.
 
 
 class Row(NamedTuple):
     """A loss at a size and in a dtype."""
 
     problem: Problem
-    forms: dict[str, dict[str, Any]]
-    """For each form what `measure` returns; that of this project is `jaxloss`."""
-    memory: dict[str, float]
-    """Bytes beside the arguments, the value and the gradients, by form; those of `gradients`."""
+    forms: dict[str, dict[str, Any]]  # For each form what `measure` returns.
+    memory: dict[str, float]  # Bytes beside arguments and results, by form; and of `gradients`.
 
 
 def run_benchmark(
@@ -77,10 +74,8 @@ def run_benchmark(
     others = cores_of_others(cores) if jax.default_backend() == "cpu" else 0.0
     busy = f"{others:.1f} of {len(cores)} cores"
     if others > QUIET and not allow_load:
-        raise ConfigError(
-            f"other programs use {busy}, which would change the times; stop "
-            "them, or measure with --allow-load"
-        )
+        hint = "stop them, or measure with --allow-load"
+        raise ConfigError(f"other programs use {busy}, which would change the times; {hint}")
     torch = _torch()
     if torch is not None:
         torch.set_num_threads(len(cores))
@@ -101,8 +96,6 @@ def run_benchmark(
         heading = [f"{warning}those of a busy machine.**", "", *heading]
     rows: list[Row] = []
     started, text = time.perf_counter(), ""
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
     for problem in problems:
         if time.perf_counter() - started > seconds:
             break
@@ -113,6 +106,7 @@ def run_benchmark(
         end = f"{len(rows)} of {len(problems)} rows, load {os.getloadavg()[0]:.2f} at the end."
         text = "\n".join([*heading, end, "", *time_table(rows), ""])
         if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(text, encoding="utf-8")
     return text
 
@@ -187,22 +181,17 @@ def time_table(rows: Sequence[Row]) -> list[str]:
         ratios = {name: form["ratio"] for name, form in forms.items() if "ratio" in form}
         best = max((ratios[name] for name in (*TORCH, _PML) if name in ratios), default=None)
         ours = forms[OURS]
-        cells.append(
-            dict(zip(("loss", "size", "dtype"), problem.cells(), strict=True))
-            | {
-                "jaxloss (ms)": ours.get("failure")
-                or f"{digits(ours['median_ms'])} ± {digits(ours['spread_ms'])}",
-                "best": None if best is None else f"**{_ratio(best)}**",
-            }
-            | {
-                name: forms.get(name, {}).get("failure") or _ratio(ratios.get(name))
-                for name in _FORMS
-            }
-            | {
-                f"{name} (MB)": digits(1e-6 * memory[name]) if name in memory else None
-                for name in (*_JAX, EAGER, COMPILED, "gradients")
-            }
+        name, size, dtype = problem.cells()
+        row: dict[str, str | None] = {"loss": name, "size": size, "dtype": dtype}
+        row["jaxloss (ms)"] = ours.get("failure") or (
+            f"{digits(ours['median_ms'])} ± {digits(ours['spread_ms'])}"
         )
+        row["best"] = None if best is None else f"**{_ratio(best)}**"
+        for name in _FORMS:
+            row[name] = forms.get(name, {}).get("failure") or _ratio(ratios.get(name))
+        for name in (*_JAX, EAGER, COMPILED, "gradients"):
+            row[f"{name} (MB)"] = digits(1e-6 * memory[name]) if name in memory else None
+        cells.append(row)
     columns = [name for name in cells[0] if any(row[name] for row in cells)]
     return table(columns, [[row[name] for name in columns] for row in cells])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -124,7 +123,6 @@ class Sweep:
     def run(self, typed: str) -> int:
         """Runs the missing part of the sweep, prints its table."""
         from experiments.papers.presets import PRESETS
-        from experiments.run import complete_run
         from experiments.sweeps.grid import check_not_set, parse_axis, parse_comparison, run_grid
 
         config, how = self.config, self.execution.arguments()
@@ -133,19 +131,18 @@ class Sweep:
         axes = [parse_axis(text, config) for text in self.over]
         swept = {option: "its values in --over" for axis in axes for option in axis.settings[0]}
         check_not_set(config, PRESETS[config.preset].config, {**swept, "seed": "--seeds"})
-        chosen = {"baseline": self.baseline, "pairs_over": self.pairs_over, "choose": self.choose}
-        comparison = parse_comparison(axes, config, **chosen)
+        chosen = self.baseline, self.pairs_over, self.choose
+        comparison = parse_comparison(axes, config, *chosen)
         paths, diverged = run_grid(
             config,
             axes,
             self.seeds,
             storage_path(str(self.directory or Path("runs", f"sweep-{config.preset}"))),
-            self.execution.folders,
-            partial(complete_run, command=typed, **how),
             comparison=comparison,
             title=self.title,
             metrics=self.metrics,
             command=typed,
+            **how,
         )
         if paths:
             print_written(paths)

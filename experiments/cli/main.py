@@ -76,7 +76,8 @@ def main(words: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # It was closed.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-    output, errors = Terminal(sys.stdout), Terminal(sys.stderr)
+    output: Any = Terminal(sys.stdout)
+    errors: Any = Terminal(sys.stderr)
     try:
         command = parse(words)  # Prints help with colours, which `Terminal` would not.
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):

@@ -323,15 +323,6 @@ def option_types(config: Any) -> dict[str, Any]:
     return found
 
 
-def evaluation_sections(config: TrainConfig) -> dict[str, Any]:
-    """The sections of a configuration that do not change the training, by name.
-
-    A trained run can be evaluated with other values of their options.
-    """
-    names = ("evaluation", "fine_tuning")
-    return {name: vars(config)[name] for name in names if name in vars(config)}
-
-
 def replace_option(config: Config, option: str, value: Any) -> Config:
     """The configuration with another value of one option, such as `loss.name`."""
     section, dot, rest = option.partition(".")

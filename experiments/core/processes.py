@@ -30,8 +30,8 @@ from experiments.core.errors import ConfigError, reason_of
 
 T = TypeVar("T")
 
+# A process that JAX has not heard of for so long counts as dead, and the others end.
 _HEARTBEAT_SECONDS = 15
-"""A process that JAX has not heard of for so long counts as dead, and the others end."""
 
 _AGAIN = "Run the same command in all processes to continue from the last checkpoint."
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from typing import Any
 
@@ -29,7 +28,7 @@ def has_controls(text: str) -> bool:
     return re.search("[\0-\x1f\x7f-\x9f\u2028\u2029]", text) is not None
 
 
-class Terminal(io.TextIOBase):
+class Terminal:
     """A text stream that writes `printable` text, with escapes for what its encoding lacks."""
 
     def __init__(self, stream: Any):
@@ -37,24 +36,11 @@ class Terminal(io.TextIOBase):
         if hasattr(stream, "reconfigure"):  # Not of a notebook.
             stream.reconfigure(errors="backslashreplace")
 
-    @property
-    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """That of the stream, by which a progress bar chooses its signs."""
-        return self._stream.encoding
-
-    def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        """The file of the stream, by which a progress bar learns its width."""
-        return self._stream.fileno()
+    def __getattr__(self, name: str) -> Any:
+        """All else is the stream's, as its width and signs are for a progress bar."""
+        return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         """Writes text; a carriage return at its beginning, as of a progress bar, stays one."""
         start = "\r" * text.startswith("\r")
         return self._stream.write(start + printable(text[len(start) :]))
-
-    def flush(self) -> None:
-        """Writes what is buffered."""
-        self._stream.flush()

@@ -34,8 +34,8 @@ def look_at_run(
 ) -> list[Path]:
     """Draws every picture that applies to a run, and writes them with a page that has them all.
 
-    The run and its checkpoint are those of `load_run`. The split is one of the
-    protocol's, by default the one for evaluation. Returns the page, the numbers, and the pictures.
+    Run and checkpoint are those of `load_run`, the split is by default the one for evaluation.
+    Returns the page, the numbers, and the pictures.
     """
     run = load_run(path, checkpoint)
     config, protocol, wanted = run.plan.config, run.plan.protocol, split_of(run.plan, split)

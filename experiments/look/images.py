@@ -35,13 +35,9 @@ _SHOWN = 10  # Queries of a class in an episode, the wrong ones first.
 
 def overview(view: View) -> Picture:
     """All features on their two principal axes."""
-    picture = Picture(
-        "map",
-        "Map of the features",
-        "Features of length one on their two principal axes; a dot is an image, and some images "
-        "are drawn in place.",
-        (9.1, 9.3),
-    )
+    caption = "Features of length one on their two principal axes; a dot is an image, and some "
+    caption += "images are drawn in place."
+    picture = Picture("map", "Map of the features", caption, (9.1, 9.3))
     clouds = [(side, f"{side.split} images", side.some_rows) for side in view.sides]
     picture.numbers = draw_map(picture.figure.subplots(), clouds, size=8.6, tiles=TILES)
     return picture

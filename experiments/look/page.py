@@ -23,15 +23,11 @@ from experiments.reporting.style import INK, new_figure
 class Picture:
     """A figure to draw in, with the numbers that it shows."""
 
-    name: str
-    """Of its file, without the ending."""
+    name: str  # Of its file, without the ending.
     title: str
-    caption: str
-    """How to read it, in a sentence or two."""
-    size: tuple[float, float]
-    """Width and height in inches."""
-    numbers: dict[str, Any] = field(default_factory=dict)
-    """What the figure shows, as JSON types."""
+    caption: str  # How to read it, in a sentence or two.
+    size: tuple[float, float]  # Width and height in inches.
+    numbers: dict[str, Any] = field(default_factory=dict)  # What it shows, as JSON types.
 
     def __post_init__(self):
         self.figure = new_figure(*self.size)  # The page has title and caption as text.
@@ -40,10 +36,8 @@ class Picture:
 class Tile(NamedTuple):
     """A place in a row of images; without an image it is empty."""
 
-    image: np.ndarray | None = None
-    """As in `draw_image`."""
-    frame: str = "none"
-    """The colour of a frame."""
+    image: np.ndarray | None = None  # As in `draw_image`.
+    frame: str = "none"  # The colour of a frame.
     note: str = ""
 
 
@@ -114,10 +108,7 @@ def escape(text: str) -> str:
 
 
 def write_page(
-    directory: Path,
-    pictures: Sequence[Picture],
-    notes: Sequence[str],
-    **texts: str,
+    directory: Path, pictures: Sequence[Picture], notes: Sequence[str], **texts: str
 ) -> list[Path]:
     """Writes the page, the numbers of its pictures, and the pictures; returns the paths.
 

@@ -27,8 +27,7 @@ class Side:
 
     split: str
     outputs: Outputs
-    color: str
-    """The same in all pictures."""
+    color: str  # The same in all pictures.
 
     @property
     def some_rows(self) -> np.ndarray:
@@ -69,8 +68,7 @@ class View(NamedTuple):
     run: RestoredRun
     sides: Sequence[Side]
     """The training images, if another split was requested, and the requested split, whole."""
-    notes: Sequence[str]
-    """Which pictures show a part of the images."""
+    notes: Sequence[str]  # Which pictures show a part of the images.
 
     @property
     def shown(self) -> Side:

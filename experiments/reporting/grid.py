@@ -14,15 +14,11 @@ import scipy.stats
 
 from experiments.core.protocol import Metric, PairMetrics, mean_and_interval
 
-ALL = "all"
-"""The label of an option that takes everything available."""
-VALIDATION = "validation"
-"""The name, in a grid, of the metric that chose the checkpoint."""
+ALL = "all"  # The label of an option that takes everything available.
+VALIDATION = "validation"  # The name, in a grid, of the metric that chose the checkpoint.
 
-Place = tuple[str, ...]
-"""A label on each axis."""
-Frame = Any
-"""A pandas DataFrame, whose columns type checkers do not know."""
+Place = tuple[str, ...]  # A label on each axis.
+Frame = Any  # A pandas DataFrame, whose columns type checkers do not know.
 
 
 class Axis(NamedTuple):
@@ -30,8 +26,7 @@ class Axis(NamedTuple):
 
     name: str
     labels: tuple[str, ...]
-    settings: tuple[Mapping[str, Any], ...] = ()
-    """For each label, values by option."""
+    settings: tuple[Mapping[str, Any], ...] = ()  # For each label, values by option.
 
 
 class GridRun(NamedTuple):
@@ -67,18 +62,13 @@ class Grid(NamedTuple):
     axes: list[Axis]
     """The first axis, and the others that have several labels."""
     comparison: Comparison
-    metrics: dict[str, Metric]
-    """Those that are shown, by name."""
-    means: Frame
-    """As `_summary`."""
+    metrics: dict[str, Metric]  # Those that are shown, by name.
+    means: Frame  # As `_summary`.
     differences: Frame
     """As `_summary`, of the differences to the baseline; empty if there is none."""
-    choices: dict[Place, str]
-    """For each place on the axes that are left, the chosen label."""
-    repeated: str
-    """What the repetitions are, with their values."""
-    notes: list[str]
-    """The labels that all runs have, and those that were chosen."""
+    choices: dict[Place, str]  # For each place on the axes that are left, the chosen label.
+    repeated: str  # What the repetitions are, with their values.
+    notes: list[str]  # The labels that all runs have, and those that were chosen.
 
 
 def make_grid(

@@ -11,11 +11,8 @@ from tabulate import tabulate
 from experiments.core.protocol import Metric
 from experiments.core.terminal import printable
 
-MISSING = "–"
-"""Shown where there is no number."""
-
-_FACTORS_AND_DIGITS = {"%": (100.0, 1), "": (1.0, 2)}
-"""For every unit of a `Metric`."""
+MISSING = "–"  # Shown where there is no number.
+_FACTORS_AND_DIGITS = {"%": (100.0, 1), "": (1.0, 2)}  # For every unit of a `Metric`.
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:

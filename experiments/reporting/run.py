@@ -5,34 +5,20 @@ from __future__ import annotations
 import io
 import logging
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 import jaxloss
 from experiments.core.config import TrainConfig
 from experiments.core.protocol import Protocol
-from experiments.core.storage import check_json, load_json, regular, write_atomically, write_json
+from experiments.core.storage import load_json, regular, write_atomically, write_json
 from experiments.reporting.markdown import bullets, format_value, table, with_unit
 
 logger = logging.getLogger(__name__)
-
-# As kinds of `check_json`.
-METRIC = {
-    "name": str,
-    "unit": Literal["%", ""],
-    "higher_is_better": bool | None,
-    "value": float | None,
-    "interval": float | None,
-}
-_REPORT = {
-    **dict.fromkeys(("label", "data", "sampling", "version", "split"), str),
-    **{"commit": str | None, "seed": int, "step": int, "metrics": [METRIC]},
-    **{"validation": Any, "command": str, "notes?": [str], "seconds?": float, "diverged?": str},
-}
 
 EPISODES = "episodes.npz"
 """The accuracy in every episode, for each metric that is a mean over episodes: float32 [E]."""
@@ -88,7 +74,8 @@ def report_text(protocol: Protocol, report: dict[str, Any]) -> str:
     if found := report["validation"]:
         value = format_value(found["value"], found["unit"])
         facts.append(f"Validation: {found['name']} {value} {found['unit']}".rstrip())
-    return "\n".join([*bullets(facts), *origin_lines(report), *results])
+    facts += [*report.get("notes", ()), f"Code: {version_text(report)}"]
+    return "\n".join([*bullets(facts), *results])
 
 
 def write_report(
@@ -108,11 +95,6 @@ def write_report(
     # The JSON comes last: it marks a run as finished.
     markdown = write_atomically(directory / f"{name}.md", report_text(protocol, report) + "\n")
     return [markdown, write_json(directory / f"{name}.json", report), *paths]
-
-
-def origin_lines(report: dict[str, Any]) -> list[str]:
-    """A list: notes, and the code."""
-    return bullets([*report.get("notes", ()), f"Code: {version_text(report)}"])
 
 
 def metrics_table(metrics: Sequence[dict[str, Any]]) -> list[str]:
@@ -148,23 +130,19 @@ def version_text(report: dict[str, Any]) -> str:
     return f"jaxloss {report['version']}{commit}"
 
 
-def read_report(
-    path: Path,
-    text: Callable[[dict[str, Any]], object] = lambda report: None,
-    kind: Mapping[str, Any] = _REPORT,
-) -> dict[str, Any] | None:
-    """The report of a finished run; None, with a warning, where it is damaged or of another kind.
+def read_report(path: Path, text: Callable[[dict[str, Any]], object]) -> dict[str, Any] | None:
+    """The report of a finished run; None if there is none or, with a warning, if it is damaged.
 
-    It has what tables and figures of several runs need, by the `kind` of `check_json`, and what its
-    own protocol needs: `text`, which makes a text of it, has no error.
+    It has what its own protocol needs, as `text`, which makes a text of it, has no error, and
+    metrics with numbers.
     """
+    if not path.exists():
+        return None
     try:
         report = load_json(path)
-        check_json(report, kind, "the report")
-        if report.get("validation") is not None:
-            check_json(report["validation"], METRIC, "the report.validation")
         text(report)
-    except Exception as error:  # Of `text`, whatever an entry of another type leads to.
+        metrics_table([*report["metrics"], *filter(None, [report.get("validation")])])
+    except Exception as error:  # Whatever an entry of another type leads to.
         logger.warning("%s cannot be read (%s: %.200s)", path, type(error).__name__, error)
         return None
     return report

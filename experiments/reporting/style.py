@@ -11,10 +11,8 @@ from matplotlib.figure import Figure
 BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#000000", "#888888"
 COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
-INK = "#333333"
-"""Captions, edges of markers, and ticks of single seeds."""
-SMALL, MEDIUM, LARGE = 8, 9, 10
-"""Font sizes in points: captions; numbers and legends; titles of panels."""
+INK = "#333333"  # Captions, edges of markers, and ticks of single seeds.
+SMALL, MEDIUM, LARGE = 8, 9, 10  # Points: captions; numbers and legends; titles of panels.
 
 STYLE: Any = {
     "figure.dpi": 200,

@@ -1,12 +1,9 @@
-"""Many runs, or many evaluations of one run: values of options against each other.
-
-Every run and every evaluation is a directory that is kept.
-"""
+"""Many runs, or many evaluations of one run, each of which is a directory that is kept."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -28,7 +25,7 @@ from experiments.reporting.grid import ALL, VALIDATION, Axis, Comparison, GridRu
 from experiments.reporting.grid_report import write_grid
 from experiments.reporting.run import read_episodes, read_report, report_text, write_report
 from experiments.run import (
-    Plan,
+    complete_run,
     evaluate,
     load_run,
     plan_run,
@@ -38,8 +35,7 @@ from experiments.run import (
 )
 from experiments.training.run_directory import check_run_directory
 
-_ALL_AT_0 = ("data.classes", "data.samples_per_class")
-"""Options whose value 0 means all."""
+_ALL_AT_0 = ("data.classes", "data.samples_per_class")  # Their value 0 means all.
 
 
 def parse_axis(text: str, config: TrainConfig) -> Axis:
@@ -74,9 +70,9 @@ def parse_axis(text: str, config: TrainConfig) -> Axis:
     return Axis("/".join(options), tuple(labels), tuple(settings))
 
 
-def option_text(value: Any, separator: str = "+") -> str:
-    """The value of an option as it is typed, by default on an axis."""
-    return separator.join(map(str, value)) if isinstance(value, tuple) else str(value)
+def option_text(value: Any) -> str:
+    """The value of an option as it is typed on an axis."""
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def setting_names(settings: Mapping[str, Any]) -> list[str]:
@@ -87,7 +83,6 @@ def setting_names(settings: Mapping[str, Any]) -> list[str]:
 def parse_comparison(
     axes: Sequence[Axis],
     config: TrainConfig,
-    *,
     baseline: str = "",
     pairs_over: str = "",
     choose: str = "",
@@ -126,8 +121,7 @@ class Cell(NamedTuple):
     """One run of a grid, or one evaluation."""
 
     place: Place
-    settings: dict[str, Any]
-    """Values of options, such as `loss.name`."""
+    settings: dict[str, Any]  # Values of options, such as `loss.name`.
     config: TrainConfig
     directory: Path
 
@@ -166,19 +160,18 @@ def run_grid(
     seeds: Sequence[int],
     root: Path,
     folders: Folders,
-    complete: Callable[[Plan, Path], dict[str, Any]],
     *,
     comparison: Comparison,
     command: str,
     title: str = "",
     metrics: Sequence[str] = (),
+    **how: Any,
 ) -> tuple[list[Path], list[str]]:
     """Trains and evaluates the missing runs of a grid, and writes its table and figure.
 
     Everything that makes a run impossible, or leaves a metric or a choice without runs, is an error
-    before any training. `complete` trains and evaluates a run in its directory unless it is
-    finished, and returns its report. The title is by default the protocol, the data set and, if
-    there is one, the loss.
+    before any training. `how` is what else `complete_run` takes. The title is by default the
+    protocol, the data set and, if there is one, the loss.
 
     Returns:
       The files of the report, the table first; and a line for every run that diverged.
@@ -202,7 +195,7 @@ def run_grid(
             )
     reports, diverged = [], []
     for cell, plan in zip(_announced(cells, axes), plans, strict=True):
-        found = complete(plan, cell.directory)
+        found = complete_run(plan, cell.directory, folders, command=command, **how)
         reports.append(found)
         if "diverged" in found:
             diverged.append(f"{cell.directory}: {found['diverged']}")
@@ -211,13 +204,11 @@ def run_grid(
     loss = labels if len(labels) == 1 else ()  # The axes name several.
 
     def write() -> list[Path]:
+        finished = zip(cells, reports, strict=True)
         return write_grid(
             root,
             axes,
-            [
-                GridRun(cell.place, found, read_episodes(cell.directory))
-                for cell, found in zip(cells, reports, strict=True)
-            ],
+            [GridRun(cell.place, of, read_episodes(cell.directory)) for cell, of in finished],
             title=title or ", ".join([f"{config.protocol} on {config.data.name}", *loss]),
             command=command,
             metrics=metrics,
@@ -243,9 +234,8 @@ def evaluate_over(
     """Evaluates a checkpoint at all combinations of values; writes their table and figure.
 
     Evaluations are kept in RUN/evaluations/SPLIT-stepSTEP/OPTION=VALUE/...; those that are there
-    are read, not repeated. Those with the same episodes are compared episode by episode. Values of
-    `overrides` are those that all evaluations share and the run does not have. Metrics are by
-    default those of the reports, in their order.
+    are read, not repeated. Values of `overrides` are those that all evaluations share and the run
+    does not have. Metrics are by default those of the reports, in their order.
     """
     run = load_run(path, checkpoint)
     config, split = run.plan.config, split_of(run.plan, split)
@@ -260,9 +250,8 @@ def evaluate_over(
         with_evaluation(config, overrides | cell.settings)
     evaluated = []
     for cell in _announced(cells, axes):
-        stored, protocol = cell.directory / "report.json", build_protocol(cell.config)
-        text = partial(report_text, protocol)
-        report = read_report(stored, text) if stored.exists() else None
+        protocol = build_protocol(cell.config)
+        report = read_report(cell.directory / "report.json", partial(report_text, protocol))
         if report is None:
             report = evaluate(run, overrides | cell.settings, split=split, folders=folders)
             report["command"] = command
@@ -285,10 +274,7 @@ def evaluate_over(
 
 
 def check_not_set(config: TrainConfig, preset: TrainConfig, options: Mapping[str, str]) -> None:
-    """Raises a `ConfigError` if an option that the grid sets does not have the preset's value.
-
-    `options` has for each how to set it instead.
-    """
+    """Raises a `ConfigError` if an option of a grid, with how to set it, has another value."""
     for option, instead in options.items():
         value_of = attrgetter(option)
         if value_of(config) != value_of(preset):

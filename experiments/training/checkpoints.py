@@ -52,11 +52,9 @@ class Checkpoint(NamedTuple):
 
     path: Path
     step: int
-    validation: float | None
-    """The value that `Checkpoints.save` received; None where it was not finite."""
+    validation: float | None  # What `Checkpoints.save` received; None where it was not finite.
     meta: dict[str, Any]
-    leaves: dict[str, np.ndarray]
-    """The arrays of the state by their path, such as `params/backbone/kernel`."""
+    leaves: dict[str, np.ndarray]  # By their path in the state, as `params/backbone/kernel`.
 
     def fill(self, target: Any, parts: tuple[str, ...] = ("",)) -> Any:
         """The state in the structure of `target`, a pytree whose values are not used.
@@ -164,18 +162,10 @@ class Checkpoints(managers.PreservationPolicy):
                 self._manager.save(step, args=args, force=True)
         except (OSError, ValueError) as error:  # Perhaps of another array than the first to fail.
             reason = full_disk(error) or f"is the disk full? {_in_short(error)}"
-            raise CheckpointError(
-                f"cannot write {self._directory / str(step)}: {reason}"
-            ) from error
+            path = self._directory / str(step)
+            raise CheckpointError(f"cannot write {path}: {reason}") from error
         if is_first() and not is_remote(self._directory):
             shutil.rmtree(self._directory / _TRASH, ignore_errors=True)
-
-    def newest_meta(self) -> dict[str, Any]:
-        """What the newest checkpoint with an intact header stores of the run; reads no arrays."""
-        for step in reversed(self.steps()):
-            if self._rank(step) < math.inf:
-                return self._header(step)["meta"]
-        raise CheckpointError(f"{self._directory} holds no intact checkpoint")
 
     def read(self, step: int) -> Checkpoint:
         """Reads a checkpoint.
@@ -184,10 +174,8 @@ class Checkpoints(managers.PreservationPolicy):
         `CheckpointError` if it is missing, cannot be read, or is of another version.
         """
         if step not in (steps := self.steps()):
-            held = ", ".join(map(str, steps))
-            raise CheckpointError(
-                f"{self._directory} holds no checkpoint of step {step}; it holds: {held}"
-            )
+            held = f"it holds: {', '.join(map(str, steps))}"
+            raise CheckpointError(f"{self._directory} holds no checkpoint of step {step}; {held}")
         header = self._header(step)
         leaves = self._restore(step, "state", ocp.args.PyTreeRestore())
         if _checksum(leaves) != header["checksum"]:

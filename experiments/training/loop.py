@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 from tqdm import tqdm
@@ -24,29 +24,22 @@ from experiments.training.step import Batch, TrainState
 
 T = TypeVar("T")
 
+# Largest number of steps between two checkpoints, where validations are further apart.
 _CHECKPOINT_STEPS = 1000
-"""Largest number of steps between two checkpoints, where validations are further apart."""
-
+# Largest number of dispatched steps: with many more, several CPU devices deadlock.
 _MAX_IN_FLIGHT = 8
-"""Largest number of dispatched steps: with many more, several CPU devices deadlock."""
 
 
 class Parts(NamedTuple):
     """What the loop runs, ready to use."""
 
-    initial: TrainState
-    """The state at step 0."""
-    parallel: DataParallel
-    """The step, spread over devices."""
-    read: Callable[[int], Batch]
-    """This process's rows of the batch of a step, counted from 0."""
-    ahead: bool
-    """Whether reading takes so long that the next batches are read during a step."""
-    images_per_step: int
-    """Images of all processes."""
+    initial: TrainState  # At step 0.
+    parallel: DataParallel  # The step, spread over devices.
+    read: Callable[[int], Batch]  # This process's rows of the batch of a step, counted from 0.
+    ahead: bool  # Whether reading takes so long that the next batches are read during a step.
+    images_per_step: int  # Of all processes.
     steps_per_epoch: int
-    after_epoch: Callable[[Any], tuple[Any, Mapping[str, Any]]] | None
-    """See `Objective.after_epoch`."""
+    after_epoch: Callable[[Any], tuple[Any, Mapping[str, Any]]] | None  # As in `Objective`.
     validate: Callable[[TrainState], tuple[float, Mapping[str, float]]] | None
     """The value that ranks checkpoints, and numbers for the metrics log. All processes call it.
     None without validation images."""
@@ -68,8 +61,7 @@ def train(
     parallel, steps, begun = parts.parallel, config.steps, time.monotonic()
     log_every, validate_every = config.log_every, config.validate_every
     after_epoch = parts.after_epoch and jax.jit(parts.after_epoch)
-    metrics_log = None
-    progress: Any = None
+    metrics_log, progress = None, cast(Any, None)
     with stop_requests() as stop_request, watchdog(stuck_after) as step_done, ExitStack() as stack:
         if is_first():
             values, fixed = parts.meta["config"], config.fixed_steps()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,14 +19,10 @@ from experiments.training.step import Batch, Step
 class DataParallel(NamedTuple):
     """How a step runs over devices."""
 
-    replicate: Callable[[Any], Any]
-    """Copies a tree to all devices."""
-    split: Callable[[Batch], Any]
-    """Spreads this process's rows of a batch over its devices."""
-    step: jax.stages.Wrapped
-    """From the state and a batch to the next state and the metrics."""
-    single: Callable[[Any], Any]
-    """One copy of a replicated tree, on one device."""
+    replicate: Callable[[Any], Any]  # Copies a tree to all devices.
+    split: Callable[[Batch], Any]  # Spreads this process's rows of a batch over its devices.
+    step: jax.stages.Wrapped  # From the state and a batch to the next state and the metrics.
+    single: Callable[[Any], Any]  # One copy of a replicated tree, on one device.
 
 
 def axis_name(mode: ParallelMode) -> str | None:
@@ -50,22 +47,21 @@ def data_parallel(mode: ParallelMode, step: Step, mesh: Mesh | None = None) -> D
         devices = None if mesh is None else mesh.devices.ravel().tolist()
         return DataParallel(
             replicate=jax_utils.replicate,
-            split=lambda batch: jax.tree.map(
-                lambda rows: rows.reshape(local, -1, *rows.shape[1:]), batch
-            ),
+            split=partial(jax.tree.map, lambda rows: rows.reshape(local, -1, *rows.shape[1:])),
             step=jax.pmap(step, axis_name=BATCH_AXIS, donate_argnums=0, devices=devices),
-            single=lambda tree: jax.tree.map(lambda leaf: leaf.addressable_data(0)[0], tree),
+            single=partial(jax.tree.map, lambda leaf: leaf.addressable_data(0)[0]),
         )
     replicated, spread = _shardings(device_mesh() if mesh is None else mesh)
+
+    def place(sharding: NamedSharding, tree: Any) -> Any:
+        make = jax.make_array_from_process_local_data
+        return jax.tree.map(lambda leaf: make(sharding, np.asarray(leaf)), tree)
+
     return DataParallel(
-        replicate=lambda tree: jax.tree.map(
-            lambda leaf: jax.make_array_from_process_local_data(replicated, np.asarray(leaf)), tree
-        ),
-        split=lambda batch: jax.tree.map(
-            lambda rows: jax.make_array_from_process_local_data(spread, rows), batch
-        ),
+        replicate=partial(place, replicated),
+        split=partial(place, spread),
         step=jax.jit(step, donate_argnums=0, out_shardings=replicated),
-        single=lambda tree: jax.tree.map(lambda leaf: leaf.addressable_data(0), tree),
+        single=partial(jax.tree.map, lambda leaf: leaf.addressable_data(0)),
     )
 
 
@@ -76,21 +72,18 @@ def lower(
 
     State and batch, of all devices, are arrays or `jax.ShapeDtypeStruct`.
     """
-    num, stacked = mesh.size, mode == "pmap"
+    spread_step, num = data_parallel(mode, step, mesh).step, mesh.size
 
-    def shaped(tree: Any, sharding: Any, shape_of: Callable[[Any], tuple[int, ...]]) -> Any:
-        def of(leaf: Any) -> Any:
-            shape = shape_of(leaf.shape) if stacked else leaf.shape
-            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=None if stacked else sharding)
+    def shaped(leaf: Any, *shape: int, sharding: Any = None) -> Any:
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
 
-        return jax.tree.map(of, tree)
-
-    everywhere, spread = _shardings(mesh)
-    state = shaped(state, everywhere, lambda shape: (num, *shape))
-    batch = shaped(batch, spread, lambda shape: (num, shape[0] // num, *shape[1:]))
-    spread_step = data_parallel(mode, step, mesh).step
-    if stacked:
+    if mode == "pmap":
+        state = jax.tree.map(lambda x: shaped(x, num, *x.shape), state)
+        batch = jax.tree.map(lambda x: shaped(x, num, x.shape[0] // num, *x.shape[1:]), batch)
         return spread_step.lower(state, batch)
+    everywhere, spread = _shardings(mesh)
+    state = jax.tree.map(lambda x: shaped(x, *x.shape, sharding=everywhere), state)
+    batch = jax.tree.map(lambda x: shaped(x, *x.shape, sharding=spread), batch)
     platforms = (mesh.devices.flat[0].platform,)
     return spread_step.trace(state, batch).lower(lowering_platforms=platforms)
 

@@ -29,20 +29,16 @@ class TrainState(NamedTuple):
     step: Array
     params: dict[str, Any]
     """`backbone` (the parameters of the Flax module) and `classifier` (the objective's head)."""
-    statistics: Any
-    """The module's state beside its parameters: running means and variances."""
+    statistics: Any  # The module's state beside its parameters: running means and variances.
     opt_state: Any
-    objective_state: Any = ()
-    """See `Objective.init_state`."""
+    objective_state: Any = ()  # See `Objective.init_state`.
 
 
 class Batch(NamedTuple):
     """Stored images and their labels."""
 
-    images: Any
-    """uint8 [n, h, w, c], or `Photographs`."""
-    labels: Any
-    """Integers [n], or [n, C] for a multi-label set."""
+    images: Any  # uint8 [n, h, w, c], or `Photographs`.
+    labels: Any  # Integers [n], or [n, C] for a multi-label set.
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -166,8 +162,7 @@ def mean_over_devices(tree: Any, axis_name: str) -> Any:
     )
 
 
-_EMBEDDED = 256
-"""Images of a device at a time."""
+_EMBEDDED = 256  # Images of a device at a time.
 
 
 def build_features(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import inspect
-import json
 import os
 import pkgutil
 import resource
@@ -27,7 +26,6 @@ from experiments.cli.commands import Datasets
 from experiments.cli.main import main, parse
 from experiments.core.config import Folders
 from experiments.core.errors import ConfigError, ExperimentError, reason_of
-from experiments.datasets import describe
 from experiments.papers.classification import ClassificationData
 from experiments.papers.presets import PRESETS
 from experiments.reporting.grid import Comparison
@@ -35,42 +33,6 @@ from tests.experiments.several_processes import ROOT
 from tests.experiments.tiny_runs import TINY_OPTIONS
 
 pytestmark = pytest.mark.usefixtures("light_backbone")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, folders) -> Path:
-    directory = tmp_path_factory.mktemp("runs") / "run"
-    command = ["train", "icons", *TINY_OPTIONS, "--loss.name", "sce"]
-    command += ["--data-dir", str(folders.data_dir), "--directory", str(directory)]
-    assert main(command) == 0
-    return directory
-
-
-@pytest.mark.long
-def test_evaluate_takes_its_settings_from_the_checkpoint(run, folders, tmp_path, capsys):
-    expected = json.loads((run / "report.json").read_text())["results"]
-    (tmp_path / "copy").mkdir()
-    (tmp_path / "copy" / "checkpoints").symlink_to(run / "checkpoints")
-    data = ["--data-dir", str(folders.data_dir)]
-    written = tmp_path / "copy" / "evaluation-novel-step2.json"
-    assert main(["evaluate", str(tmp_path / "copy"), *data]) == 0
-    assert json.loads(written.read_text())["results"] == expected
-    assert "5-way, 15 queries" in capsys.readouterr().out
-    assert main(["evaluate", str(run / "checkpoints"), *data]) == 0
-    assert json.loads((run / written.name).read_text())["results"] == expected
-
-    other = ["evaluation.ways=3", "evaluation.shots=2", "evaluation.distances=cosine"]
-    assert main(["evaluate", *data, str(run), "--set", *other]) == 0
-    assert "3-way, 15 queries" in capsys.readouterr().out
-    name = ",".join(["evaluation-novel-step2", *other]) + ".json"
-    assert {path.name for path in run.glob("evaluation-*.json")} == {name, written.name}
-    metrics = json.loads((run / name).read_text())["metrics"]
-    found = [metric["name"] for metric in metrics]
-    assert found == ["2-shot accuracy (cosine)", "recall@1", "MAP@R"]
-    assert main(["evaluate", str(run), *data, "--set", "evaluation.ways=500"]) == 2
-    assert "500" in capsys.readouterr().err
-    assert main(["evaluate", str(run), *data, "--set", "loss.name=nca"]) == 2
-    assert "few-shot has no loss.name; it has the options of" in capsys.readouterr().err
 
 
 PLACES = "--data-dir data --manual-dir manual"
@@ -86,23 +48,11 @@ FOLDERS: dict[str, Any] = {"folders": Folders(Path("data"), Path("manual"))}
             {"plan.config.seed": 3, "plan.config.steps": 7, "mode": "jit", "stuck_after": 5}
             | {"directory": Path("runs/icons-direct-sce+nca-random-seed3"), **FOLDERS},
         ),
-        (
-            f"evaluate RUN --checkpoint 4 {PLACES}",
-            "run.load_run",
-            {"folder": Path("RUN"), "checkpoint": "4"},
-        ),
+        ("evaluate RUN --checkpoint 4", "run.load_run", {"folder": Path("RUN"), "checkpoint": "4"}),
         (
             f"evaluate RUN --split validation --set evaluation.ways=3 {PLACES}",
             "run.evaluate",
             {"split": "validation", "options": {"evaluation.ways": "3"}, **FOLDERS},
-        ),
-        (
-            "evaluate RUN --over evaluation.ways=2,3 --split base --checkpoint latest "
-            f"--metrics MAP@R --set evaluation.shots=2 --baseline evaluation.ways=2 {PLACES}",
-            "sweeps.grid.evaluate_over",
-            {"path": Path("RUN"), "over": ("evaluation.ways=2,3",), "split": "base", **FOLDERS}
-            | {"checkpoint": "latest", "overrides": {"evaluation.shots": "2"}}
-            | {"metrics": ("MAP@R",), "baseline": "evaluation.ways=2"},
         ),
         (
             "linear RUN --data cub --split novel --holdout 0.3 --checkpoint 4 --directory table "
@@ -113,11 +63,6 @@ FOLDERS: dict[str, Any] = {"folders": Folders(Path("data"), Path("manual"))}
             | {"baseline": "SCE"},
         ),
         (
-            f"look RUN --split base --checkpoint 4 {PLACES}",
-            "look.look_at_run",
-            {"path": Path("RUN"), "split": "base", "checkpoint": "4", **FOLDERS},
-        ),
-        (
             "sweep icons-groups --steps 7 --over loss.name=loose,tight data.classes=5,6 "
             "--seeds 2 3 --metrics accuracy --title Groups --baseline loss.name=loose "
             f"--choose data.classes --directory grid {PLACES}",
@@ -125,18 +70,6 @@ FOLDERS: dict[str, Any] = {"folders": Folders(Path("data"), Path("manual"))}
             {"config.steps": 7, "seeds": (2, 3), "root": Path("grid"), **FOLDERS}
             | {"settings": ["loose", "tight", 5, 6], "metrics": ("accuracy",), "title": "Groups"}
             | {"comparison": Comparison(("loss.name", "loose"), "", "data.classes")},
-        ),
-        (
-            "sweep icons --over loss.name=nca,sce sampling.strategy=8x2,random "
-            "--pairs-over sampling.strategy",
-            "sweeps.grid.run_grid",
-            {"root": Path("runs/sweep-icons"), "settings": ["nca", "sce", "8x2", "random"]}
-            | {"comparison": Comparison(None, "sampling.strategy", "")},
-        ),
-        (
-            "compile icons --topology v5e:2x4",
-            "benchmark.topologies.tpu_devices",
-            {"topology": "v5e:2x4"},
         ),
         (
             "compile icons --steps 7 --parallel jit --classes 9",
@@ -150,13 +83,12 @@ def test_what_is_typed_reaches_the_code(monkeypatch, tmp_path, typed, function, 
     signature = inspect.signature(pkgutil.resolve_name(f"experiments.{function}"))
     monkeypatch.setattr("experiments.run.load_run", Mock(return_value=Mock()))
     monkeypatch.setattr("experiments.benchmark.topologies.tpu_devices", Mock())
-    monkeypatch.setattr(
-        f"experiments.{function}", reached := Mock(side_effect=ConfigError("reached"))
-    )
+    reached = Mock(side_effect=ConfigError("reached"))
+    monkeypatch.setattr(f"experiments.{function}", reached)
     with pytest.raises(ConfigError, match="reached"):
         parse(typed.split()).run(typed)
     call = signature.bind(*reached.call_args.args, **reached.call_args.kwargs)
-    given = SimpleNamespace(**call.arguments | call.arguments.pop("report", {}))
+    given = SimpleNamespace(**call.arguments)
     if hasattr(given, "axes"):
         given.settings = [x for axis in given.axes for at in axis.settings for x in at.values()]
     assert {name: attrgetter(name)(given) for name in expected} == expected
@@ -171,17 +103,15 @@ def test_what_is_typed_reaches_the_code(monkeypatch, tmp_path, typed, function, 
         ("train icon", "error: no preset icon; did you mean icons?"),
         ("sweep zzz", "error: no preset zzz; available: icons, fashion"),
         ("train icons --step 20", "Unrecognized options: --step, 20 Perhaps you meant: --"),
-        ("train icons --learning-rate 1", "Perhaps you meant: --optimizer.learning-rate"),
         ("train icons --steps 1e3", "Error parsing --steps: invalid literal for int()"),
         ("train icons --loss.name sec", "invalid choice 'sec' for argument '--loss.name'"),
         ("look", "Missing from python -m experiments look: RUN"),
         ("power --deviation 1 more", "Unrecognized options: more"),
-        ("power --deviation 0", "error: deviation must be above 0 and at most 1000000, got 0"),
-        (
-            "power --deviation 1 --pairs 1",
-            "error: pairs must be at least 2 and at most",
-        ),
+        ("power --deviation 1 --pairs 1", "error: pairs must be at least 2 and at most"),
         ("compile icons --classes -1", "error: --classes must be at least 0"),
+        ("compile icons --topology v99:1x1", "error: TPU topology 'v99:1x1' cannot be described"),
+        ("benchmark nca --cycles v99:1x1", 'it needs pip install -e ".[tpu]", and a name'),
+        ("benchmark nca lifted", "error: unknown loss 'lifted'"),
         ("train icons --stuck-after nan", "error: stuck_after must be finite, got nan"),
         ("train icons --evaluation.shots 1 1", "error: evaluation.shots must be different values"),
         ("train icons --distributed", "error: the processes cannot be joined"),
@@ -190,13 +120,11 @@ def test_what_is_typed_reaches_the_code(monkeypatch, tmp_path, typed, function, 
         ("evaluate RUN --metrics recall@1", "error: --metrics and --baseline are for a table"),
         ("evaluate RUN", "error: there is no checkpoint in RUN"),
         ("evaluate ~nosuchuser/x", "error: ~nosuchuser/x: Could not determine home"),
-        ("datasets icon", "error: no data set icon; did you mean icons?"),
         ("prepare icons no-such-set", "error: no data set no-such-set;"),
         ("prepare", "error: prepare needs the name of a data set"),
         ("train icons --directory s3://b/run", "must be gs://BUCKET/PATH or a local folder, got"),
         ("train icons --data-dir az://b/data", "error: data_dir must be gs://BUCKET/PATH or a"),
         ("train icons --manual-dir gs://b/data", "error: --manual-dir must be a local path"),
-        ("train icons --model.weights s3://b/r", "error: model.weights must be gs://BUCKET/PATH"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_written(
@@ -239,10 +167,6 @@ class _Unreachable(aiohttp.ClientError):
     ("error", "reason"),
     [
         (ExperimentError("a line"), "a line"),
-        (
-            OSError(errno.ENOSPC, "No space left on device"),
-            "cannot write standard output: No space",
-        ),
         (OSError(errno.ENOSPC, "No space left on device", "/a/b"), "cannot write /a/b: No space"),
         # As TensorStore and array_record raise it, and TFDS before it writes.
         (
@@ -255,11 +179,7 @@ class _Unreachable(aiohttp.ClientError):
         (_Unreachable("no\nnetwork"), "cannot reach Google Cloud Storage: no network"),
         (RuntimeError("RESOURCE_EXHAUSTED:\n8 bytes"), "there is not enough memory; choose a"),
         (MemoryError(), "there is not enough memory; choose a smaller batch"),
-        (
-            RuntimeError("Unable to initialize backend 'tpu':\n…"),
-            "JAX finds no device; unset JAX",
-        ),
-        (ValueError("a mistake of ours"), ""),
+        (RuntimeError("Unable to initialize backend 'tpu':\n…"), "JAX finds no device; unset"),
         (OSError("a mistake of ours"), ""),
     ],
 )
@@ -317,13 +237,6 @@ def test_datasets_lists_the_set_of_every_preset(folders, capsys):
     assert "CUB_200_2011.tgz" in capsys.readouterr().out
 
 
-def test_data_sets_are_prepared_ahead_of_a_run(tmp_path, capsys):
-    assert main(["prepare", "icons", "--data-dir", str(tmp_path)]) == 0
-    (folder,) = capsys.readouterr().out.splitlines()
-    assert Path(folder).parent == tmp_path / "icons"
-    assert describe("icons", tmp_path).ready
-
-
 def test_help_does_not_import_what_only_runs_need():
     code = "import sys, experiments.cli.main, experiments.papers.presets; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -368,33 +281,20 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
 
 
 _DROPPED = """
-import gc, runpy, signal, sys, time
+import runpy, signal, time
 import experiments.cli.main as cli
-
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Collected:
     def __del__(self):
         signal.raise_signal(signal.SIGINT)
 
-def in_callback(*_):
-    gc.callbacks.remove(in_callback)
-    signal.raise_signal(signal.SIGINT)
-
 def evaluate(*_):
-    if number % 2:
-        Collected()
-    else:
-        gc.callbacks.append(in_callback)
-        gc.collect()
+    Collected()
     time.sleep(20)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 cli._run = evaluate
-for number in range(10):
-    try:
-        runpy.run_module("experiments", run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        assert end.code == 130, end.code
+runpy.run_module("experiments", run_name="__main__", alter_sys=True)
 """
 
 
@@ -402,4 +302,5 @@ def test_an_interrupt_that_python_drops_comes_again():
     """As one that meets JAX's callback on freed memory, or a `__del__` of Orbax."""
     command = [sys.executable, "-c", _DROPPED, "datasets"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.stderr == 10 * "\nstopped; run the same command to continue or to start again\n"
+    assert done.returncode == 130
+    assert done.stderr == "\nstopped; run the same command to continue or to start again\n"

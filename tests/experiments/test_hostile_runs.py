@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -75,17 +74,11 @@ def test_damaged_files(trained, run, name):
         check(trained, run)
 
 
-def test_damaged_checkpoints(trained, run):
-    states = {step: jax.device_get(load_run(run, step).state) for step in (2, 4)}
-    for number, path in enumerate(sorted((run / "checkpoints" / "4").rglob("*"))):
-        if path.is_file():
-            before = path.read_bytes()
-            for content in [*damages(before, 1)][number % 6 :: 6]:
-                path.write_bytes(content)
-                found = load_run(run, "latest")
-                leaves = zip(*map(jax.tree.leaves, (found.state, states[found.step])), strict=True)
-                assert all(np.array_equal(one, other) for one, other in leaves)
-            path.write_bytes(before)
+def test_a_report_with_a_text_for_a_number_is_damaged(run):
+    report = json.loads((run / "report.json").read_text())
+    report["metrics"][0]["value"] = "0.5"
+    write_json(run / "report.json", report)
+    assert read_report(run / "report.json", str) is None
 
 
 def test_runs_that_name_each_other_as_their_weights(trained, run):
@@ -141,9 +134,7 @@ def test_a_path_means_the_same_before_and_after_its_folders_are_made(tmp_path, m
     assert Folders(data_dir=Path("~/data")).data_dir == tmp_path / "home" / "data"
 
 
-@pytest.mark.parametrize(
-    "text", ["", ".", "..", "...", "../../x", "a\\b", "a\nb\0", "é" * 300, "loss.name=a:b"]
-)
+@pytest.mark.parametrize("text", ["", "..", "../../x", "a\\b", "a\nb\0", "é" * 300, "name=a:b"])
 def test_a_component_stays_in_its_folder(tmp_path, text):
     name = component(text)
     path = tmp_path / f"{name}.json"

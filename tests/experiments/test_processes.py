@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from experiments.run import complete_run, plan_run, train_run
+from experiments.run import complete_run, plan_run
 from tests.experiments.several_processes import (
     ROOT,
     finish,
@@ -98,16 +97,6 @@ def test_the_recipe_survives_faults_and_ends_as_if_undisturbed(
     assert len(stops[0]) == 1
     assert re.search(r"\| +1 +\|", outputs[0])
     assert_equal_runs(directory, undisturbed)
-
-
-@pytest.mark.long
-def test_one_process_reads_what_two_have_written(tmp_path, folders, undisturbed):
-    one = tmp_path / "one"
-    shutil.copytree(undisturbed, one)
-    shutil.rmtree(one / "checkpoints" / "20")
-    assert saved_steps(one)[-1] == 16
-    train_run(plan_run(config_of(one)), one, folders, mode="jit")
-    chex.assert_trees_all_close(final_state(one), final_state(undisturbed), atol=1e-3)
 
 
 @pytest.mark.long

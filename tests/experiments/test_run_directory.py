@@ -29,20 +29,15 @@ def claim(directory, config, **how):
         pass
 
 
-def test_a_run_directory_is_claimed_once(tmp_path):
-    run = tmp_path / "deep" / "run"
-    assert check_run_directory(run, CONFIG) is None
-    assert not run.exists()
-    claim(run, CONFIG)
-    (run / "metrics.jsonl").write_text("x")
-    assert check_run_directory(run, CONFIG) == read_config(run)
-    claim(run, CONFIG)
-    assert read_config(run) == {**CONFIG, "data": {"name": "icons", "mean": [0.5]}}
-    assert sorted(p.name for p in run.iterdir()) == [".lock", "config.json", "metrics.jsonl"]
-
-
 def test_another_configuration_is_refused_with_its_differences(tmp_path):
-    claim(tmp_path, CONFIG)
+    assert check_run_directory(tmp_path / "run", CONFIG) is None
+    assert not (tmp_path / "run").exists()
+    for _ in range(2):
+        claim(tmp_path, CONFIG)
+    assert check_run_directory(tmp_path, CONFIG) == {
+        **CONFIG,
+        "data": {"name": "icons", "mean": [0.5]},
+    }
     before = files_below(tmp_path)
     other = {"data": {"name": "cub", "mean": [0.5, 0.4]}, "steps": 500, "loss": {"name": "sce"}}
     with pytest.raises(ConfigMismatchError) as caught:
@@ -65,8 +60,6 @@ def test_somebody_elses_directory_is_left_alone(tmp_path):
     ):
         with pytest.raises(ConfigMismatchError, match=message):
             check_run_directory(directory, CONFIG)
-    with pytest.raises(ConfigMismatchError, match="not a run directory"):
-        read_config(tmp_path)
     (tmp_path / "thesis.tex").rename(tmp_path / ".thesis.tex")  # Hidden files do not count.
     claim(tmp_path, CONFIG)
     assert read_config(tmp_path)["steps"] == 500
@@ -97,11 +90,10 @@ def test_more_steps_go_on_unless_the_schedule_depends_on_them(tmp_path):
     assert read_config(tmp_path)["steps"] == 600
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_one_command_at_a_time(tmp_path, same):
+def test_one_command_at_a_time(tmp_path):
     """A second one would remove unfinished checkpoints of the first, and replace its metrics."""
-    configs = [CONFIG, CONFIG if same else {**CONFIG, "seed": 1}]
     for number in range(20):
+        configs = [CONFIG, {**CONFIG, "seed": number % 2}]
         barrier, errors, directory = threading.Barrier(2), [], tmp_path / str(number)
 
         def train(config, directory=directory, barrier=barrier, errors=errors):
@@ -130,34 +122,26 @@ def test_metrics_of_a_run_that_was_killed_and_goes_on(tmp_path, caplog):
         for step in (10, 20, 30):
             log.log(step, loss=1 / step)
     with path.open("a") as file:
-        file.write('[1]\n{"step": "x"}\n{"step": 40, "lo')
+        file.write('[1]\n{"step": "3"}\n{"step": 40, "lo')
     assert [row["step"] for row in read_metrics(path)] == [10, 20, 30]
     assert "3 of 6 lines are cut and left out" in caplog.text
     with MetricsLog(tmp_path, resume_step=20) as log:
         assert metrics(tmp_path) == [{"step": 10, "loss": 0.1}, {"step": 20, "loss": 0.05}]
         log.log(30, loss=0.5)
     assert metrics(tmp_path)[2:] == [{"step": 30, "loss": 0.5}]
-    assert not list(tmp_path.glob(".metrics*"))
 
 
-def test_a_line_is_on_disk_as_soon_as_it_is_logged_and_valid_json(tmp_path):
+def test_a_line_and_its_events_are_on_disk_as_soon_as_they_are_logged(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with MetricsLog(tmp_path, resume_step=7) as log:
-        log.log(8, loss=jnp.float32(0.25), count=np.int64(3), left_out=None, whole=2)
-        assert json.loads(path.read_text()) == {"step": 8, "loss": 0.25, "count": 3, "whole": 2}
-        log.log(9, a=np.nan, b=np.inf, c=jnp.bfloat16(-np.inf))
-        log.store()  # A checkpoint: a run that is killed afterwards resumes from it.
-        (events,) = tmp_path.glob("events.out.tfevents.*")
-        assert b"loss" in events.read_bytes()
+        log.log(8, loss=jnp.float32(0.25), left_out=None)
+        assert json.loads(path.read_text()) == {"step": 8, "loss": 0.25}
+        (written,) = tmp_path.glob("events.out.tfevents.*")
+        content, events = written.read_bytes(), []
+        log.log(9, a=np.nan, b=np.inf, c=jnp.bfloat16(-np.inf), count=np.int64(3))
     row = json.loads(path.read_text().splitlines()[1])
-    assert row == {"step": 9, "a": "NaN", "b": "Infinity", "c": "-Infinity"}
-
-
-def test_tensorboard_ignores_what_was_written_after_the_checkpoint(tmp_path):
-    with MetricsLog(tmp_path, resume_step=7) as log:
-        log.log(8, loss=0.25)
-    (path,) = tmp_path.glob("events.out.tfevents.*")
-    content, events = path.read_bytes(), []
+    assert row == {"step": 9, "a": "NaN", "b": "Infinity", "c": "-Infinity", "count": 3}
+    # TensorBoard hides what was written after the checkpoint.
     while content:  # The length, its checksum, the event, its checksum.
         (length,) = struct.unpack("<Q", content[:8])
         events.append(event_pb2.Event.FromString(content[12 : 12 + length]))  # pyright: ignore

