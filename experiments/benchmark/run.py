@@ -96,6 +96,8 @@ def run_benchmark(
         heading = [f"{warning}those of a busy machine.**", "", *heading]
     rows: list[Row] = []
     started, text = time.perf_counter(), ""
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
     for problem in problems:
         if time.perf_counter() - started > seconds:
             break
@@ -106,7 +108,6 @@ def run_benchmark(
         end = f"{len(rows)} of {len(problems)} rows, load {os.getloadavg()[0]:.2f} at the end."
         text = "\n".join([*heading, end, "", *time_table(rows), ""])
         if output is not None:
-            output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(text, encoding="utf-8")
     return text
 

@@ -29,7 +29,10 @@ def has_controls(text: str) -> bool:
 
 
 class Terminal:
-    """A text stream that writes `printable` text, with escapes for what its encoding lacks."""
+    """A text stream that writes `printable` text, with escapes for what its encoding lacks.
+
+    Other attributes are those of the stream, such as its encoding and whether it is a terminal.
+    """
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -37,7 +40,6 @@ class Terminal:
             stream.reconfigure(errors="backslashreplace")
 
     def __getattr__(self, name: str) -> Any:
-        """All else is the stream's, as its width and signs are for a progress bar."""
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:

@@ -11,7 +11,6 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments.evaluation import classification
 from experiments.evaluation import feature_space as space
-from experiments.evaluation.feature_space import span, variance_shares
 from experiments.look.page import Picture, Tile, draw_rows, short
 from experiments.look.view import Side, View
 from experiments.papers.hyperspherical import calibrated_logits
@@ -144,7 +143,7 @@ def spectrum(view: View) -> Picture | None:
     kernel = np.asarray(view.run.state.params["classifier"].get("kernel", 0), np.float64)
     if view.run.objective.classifier_state is None or not kernel.any():
         return None
-    basis, values = span(kernel)
+    basis, values = space.span(kernel)
     dim, rank = basis.shape
     values, places = values[:rank], np.arange(rank + 1)
     picture = Picture(
@@ -161,7 +160,7 @@ def spectrum(view: View) -> Picture | None:
     left.set_title(f"Rank {rank} of {dim} dimensions")
     # The lines of two splits may be on top of each other.
     for side, width in zip(view.sides, (5, 2)[-len(view.sides) :], strict=True):
-        within = 100 * np.cumsum([0, *variance_shares(side.outputs.features, basis)])
+        within = 100 * np.cumsum([0, *space.variance_shares(side.outputs.features, basis)])
         label = f"{side.split} images: {within[-1]:.1f} % inside"
         right.plot(places, within, color=side.color, linewidth=width, label=label)
         picture.numbers["inside"][side.split] = within[-1] / 100

@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 
 from experiments.data.sampling import episode_classes
 from experiments.evaluation import feature_space as space
-from experiments.evaluation.feature_space import variance_shares
 from experiments.evaluation.few_shot import (
     accuracies_of,
     configured_episodes,
@@ -100,7 +99,7 @@ def draw_map(
     ]
     together, means = np.concatenate(units), [of.mean(0) for of in units if len(of)]
     directions = space.principal_axes(np.stack(means) if by_means else together)
-    shares, points = variance_shares(together, directions), [of @ directions for of in units]
+    shares, points = space.variance_shares(together, directions), [of @ directions for of in units]
     for (_, name, _), color, of in zip(clouds, COLORS, points, strict=False):
         axes.plot([], [], "s", color=color, label=name)
         axes.scatter(*of.T, s=4, color=color, alpha=0.25, linewidths=0, zorder=1)

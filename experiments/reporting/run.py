@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -130,18 +130,35 @@ def version_text(report: dict[str, Any]) -> str:
     return f"jaxloss {report['version']}{commit}"
 
 
+_METRIC = {
+    "name": str,
+    "unit": str,
+    "higher_is_better": bool | None,
+    "value": float | int | None,
+    "interval": float | int | None,
+}
+
+
+def _check(entries: Sequence[dict[str, Any]], kinds: Mapping[str, Any]) -> None:
+    for entry in entries:
+        for name, kind in kinds.items():
+            if not isinstance(entry[name], kind):
+                raise TypeError(f"{name} is {entry[name]!r}")
+
+
 def read_report(path: Path, text: Callable[[dict[str, Any]], object]) -> dict[str, Any] | None:
     """The report of a finished run; None if there is none or, with a warning, if it is damaged.
 
-    It has what its own protocol needs, as `text`, which makes a text of it, has no error, and
-    metrics with numbers.
+    It has what its own protocol needs, as `text`, which makes a text of it, has no error, and what
+    tables of several runs need.
     """
     if not path.exists():
         return None
     try:
         report = load_json(path)
         text(report)
-        metrics_table([*report["metrics"], *filter(None, [report.get("validation")])])
+        _check([*report["metrics"], *filter(None, [report.get("validation")])], _METRIC)
+        _check([report], {"command": str} | ({"seconds": float} if "seconds" in report else {}))
     except Exception as error:  # Whatever an entry of another type leads to.
         logger.warning("%s cannot be read (%s: %.200s)", path, type(error).__name__, error)
         return None

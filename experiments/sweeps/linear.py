@@ -97,25 +97,25 @@ def evaluate_runs_linear(
     short, split = short_name(data.name), data.class_split
     name = f"linear-{short}" + ("" if split == "all" else f"-{split}")
     title = f"Linear evaluation on {short if split == 'all' else f'the {split} classes of {short}'}"
-    found: dict[tuple[str, int], Path] = {}
+    found: dict[tuple[str, int], RestoredRun] = {}
     for path in paths:
-        plan = load_run(path, checkpoint).plan  # Its arrays are read again when it is its turn.
-        label, seed = plan.protocol.description["label"], plan.config.seed
-        if (other := found.setdefault((label, seed), path)) is not path:
+        run = load_run(path, checkpoint)
+        label, seed = run.plan.protocol.description["label"], run.plan.config.seed
+        if (other := found.setdefault((label, seed), run)) is not run:
             raise ConfigError(
-                f"{other} and {path} are both of {label} and seed {seed}; name one of them"
+                f"{other.directory} and {path} are both of {label} and seed {seed}; "
+                "name one of them"
             )
     labels = tuple(dict.fromkeys(label for label, _ in found))
     if baseline and baseline not in labels:
         raise ConfigError(f"no run has the label {baseline!r}; the runs have {', '.join(labels)}")
     evaluated, written = [], []
-    for number, ((label, seed), path) in enumerate(found.items(), start=1):
-        print(f"[{number}/{len(found)}] {path}", flush=True)
-        run = load_run(path, checkpoint)
+    for number, ((label, seed), run) in enumerate(found.items(), start=1):
+        print(f"[{number}/{len(found)}] {run.directory}", flush=True)
         stem = name + ("" if checkpoint == "best" else f"-step{run.step}")
         stem = component(stem + ("" if data.holdout == 0.2 else f"-holdout{data.holdout}"))
         file = run.directory / f"{stem}.json"
-        report = read_report(file, linear_notes) if len(found) > 1 else None
+        report = read_report(file, _check_report) if len(found) > 1 else None
         stored = report["run"] | {"step": report["step"]} if report else {}
         of_grid = {"seed": seed, "validation": None, "command": command}
         if report is None or not {"step": run.step, **code_version()}.items() <= stored.items():
@@ -158,6 +158,12 @@ def _preparation(trained_with: DataConfig, data: str, seen: tuple[int, int, int]
     if (height, width) == seen[:2] or trained_with.image_size:
         return trained_with
     return dataclasses.replace(trained_with, image_size=seen[0])
+
+
+def _check_report(report: dict[str, Any]) -> None:
+    """Raises an error if a report lacks what the table needs beside its metrics."""
+    linear_notes(report)
+    str(report["seen_in_training"])
 
 
 def linear_notes(report: dict[str, Any]) -> list[str]:

@@ -235,8 +235,10 @@ def _sums(
 ) -> Float[Array, "C d"]:
     """Returns the sums of the rows of each slot."""
     (wide,) = widen(features)
-    if on_cpu() or not fits(slots.shape[0] * number, wide.dtype):
+    rows = slots.shape[0]
+    if on_cpu() or not sizes_are_known(rows, number) or not fits(rows * number, wide.dtype):
         return jax.ops.segment_sum(wide, slots, number)
-    # Accelerators multiply faster than they add rows to rows.
+    # Accelerators multiply faster than they add rows to rows. 0 times what is not finite is NaN.
+    wide = batch.zero_invalid(wide, slots < number)
     is_of = (jnp.arange(number, dtype=jnp.int32)[:, None] == slots[None, :]).astype(wide.dtype)
     return product(is_of, wide, low_dtypes(features) * 2)

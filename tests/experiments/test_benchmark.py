@@ -19,6 +19,12 @@ BY_NAME = {case.name: case for case in CASES}
 OFTEN = {"softmax", "nca", "direct_sum", "group_softmax", "two_way", "sigmoid_contrastive"}
 
 
+def test_a_difference_is_relative_to_the_largest_number_and_nan_differs():
+    assert not disagreement([np.array([np.nan])], [np.array([1.0])]) <= TOLERANCE
+    found = disagreement([np.array([0.0, 2.0]), np.ones(1)], [np.array([0.1, 2.0]), np.ones(1)])
+    assert found == pytest.approx(0.05)
+
+
 @pytest.mark.parametrize(
     "case",
     [

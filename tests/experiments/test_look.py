@@ -7,11 +7,13 @@ import dataclasses
 import json
 from functools import cache, partial
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import normalize
 
@@ -25,8 +27,8 @@ from experiments.data.selection import some_rows
 from experiments.evaluation.few_shot import evaluate_prototypes
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
 from experiments.look.charts import by_class, spectrum, training
-from experiments.look.images import QUERIES, hard_episodes, neighbours, overview
-from experiments.look.page import Picture, short, write_page
+from experiments.look.images import QUERIES, draw_map, hard_episodes, neighbours, overview
+from experiments.look.page import Picture, draw_image, short, write_page
 from experiments.look.view import View, view_run
 from experiments.papers.classification import ClassificationData
 from experiments.papers.hyperspherical import (
@@ -134,6 +136,10 @@ def test_a_page_has_all_pictures_and_needs_no_other_file(trained):
     assert [section.get("id") for section in page.iter("section")] == expected
     assert expected == list(trained.numbers)
     assert {path.stem for path in folder.glob("*.png")} == set(expected)
+    # Nothing outside of the page, and no program.
+    assert all(link.attrib["href"].startswith("#") for link in page.iter("a"))
+    assert not {"script", "link", "iframe"} & {element.tag for element in page.iter()}
+    assert "url(" not in text
     for name, image in zip(expected, page.iter("img"), strict=True):
         kind, _, content = image.attrib["src"].partition(",")
         assert kind == "data:image/png;base64"
@@ -257,6 +263,32 @@ def test_curves_of_one_kind_share_a_panel_and_validation_has_its_unit(untrained,
     assert titles == ["loss", "validation: accuracy (%)", "train accuracy"]
     last = {"loss": 2.0, "softmax_loss": 1.0, "tight_loss": None, "train_accuracy": 0.5}
     assert picture.numbers["last"] == last | {"validation": 0.25}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_image_is_drawn_upright_in_its_square(channels):
+    image = np.random.default_rng(0).integers(0, 256, (4, 4, channels), np.uint8)
+    axes = Figure(dpi=100).subplots()
+    draw_image(axes, image, 2, 5, 1, "red")
+    drawn = axes.images[0]
+    np.testing.assert_array_equal(drawn.get_array(), image.squeeze())
+    assert (drawn.origin, drawn.get_clim()[0] if channels == 1 else 0) == ("upper", 0)
+    assert drawn.get_extent() == pytest.approx([1.56, 2.44, 4.56, 5.44])
+
+
+def test_a_map_has_at_most_so_many_tiles_and_none_hides_another():
+    side = Mock()
+    side.outputs.images.return_value = np.zeros((1, 8, 8, 1), np.uint8)
+    side.outputs.features = np.random.default_rng(0).normal(size=(200, 5))
+    clouds = [(side, "a", np.arange(150)), (side, "b", np.arange(150, 200))]
+    assert draw_map(Figure().subplots(), clouds, size=4, tiles=30)["images_drawn"] == 30
+    rows = np.ravel([call.args for call in side.outputs.images.call_args_list])
+    # Turn by turn: a quarter of the images has about half of the tiles.
+    assert 10 < np.sum(rows >= 150) < 20
+    assert len(np.unique(rows)) == len(rows) == 30
+    side.outputs.features = np.ones((5, 5))
+    shown = draw_map(Figure().subplots(), [(side, "a", np.arange(5))], size=4, tiles=30)
+    assert shown["images_drawn"] == 1
 
 
 def test_text_of_the_page_is_escaped(tmp_path):

@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import create_autospec
+from unittest.mock import Mock, create_autospec
 
 import jax
 import jax.numpy as jnp
@@ -190,14 +190,20 @@ def test_a_second_interrupt_stops_at_once(tmp_path, folders, signalled, capfd):
 
 
 @pytest.mark.usefixtures("small_network")
-def test_checkpoints_are_written_between_validations(tmp_path, folders, monkeypatch):
+def test_checkpoints_are_written_between_validations_and_dispatched_steps_are_limited(
+    tmp_path, folders, monkeypatch
+):
     save = create_autospec(Checkpoints.save, side_effect=Checkpoints.save)
+    wait = Mock(wraps=jax.block_until_ready)
     monkeypatch.setattr(Checkpoints, "save", save)
     monkeypatch.setattr(loop, "_CHECKPOINT_STEPS", 3)
+    monkeypatch.setattr(loop, "_MAX_IN_FLIGHT", 2)
+    monkeypatch.setattr(loop.jax, "block_until_ready", wait)
     train(replace(SCE, steps=8, validate_every=5, log_every=100), tmp_path / "run", folders)
     saved = [(call.args[1], call.kwargs["validation"] is not None) for call in save.mock_calls]
     # The last step is validated, too.
     assert saved == [(3, False), (5, True), (6, False), (8, True)]
+    assert wait.call_count == 1 + 8 - 2  # The first step is awaited: it compiles.
 
 
 @pytest.mark.long

@@ -30,7 +30,6 @@ PRESETS: dict[str, Preset] = {
 }
 """Every preset by its name, protocol by protocol."""
 
-
 _REMOVED = {"icons-names": "two_towers.md", "icons-instances": "million_classes.md"}
 """Presets of earlier versions, and the recipe in place of each."""
 
