@@ -158,7 +158,7 @@ def read_report(path: Path, text: Callable[[dict[str, Any]], object]) -> dict[st
         report = load_json(path)
         text(report)
         _check([*report["metrics"], *filter(None, [report.get("validation")])], _METRIC)
-        _check([report], {"command": str} | ({"seconds": float} if "seconds" in report else {}))
+        _check([{"seconds": 0.0} | report], {"command": str, "seconds": float})
     except Exception as error:  # Whatever an entry of another type leads to.
         logger.warning("%s cannot be read (%s: %.200s)", path, type(error).__name__, error)
         return None

@@ -74,9 +74,13 @@ def test_damaged_files(trained, run, name):
         check(trained, run)
 
 
-def test_a_report_with_a_text_for_a_number_is_damaged(run):
-    report = json.loads((run / "report.json").read_text())
-    report["metrics"][0]["value"] = "0.5"
+@pytest.mark.parametrize(
+    "name", ["value", "interval", "higher_is_better", "seconds", "command", "metrics"]
+)
+def test_a_report_with_an_entry_of_another_type_is_damaged(run, name):
+    report = read_report(run / "report.json", str) or {}
+    entries = report if name in report else report["metrics"][0]
+    entries[name] = 1 if name == "command" else "1"
     write_json(run / "report.json", report)
     assert read_report(run / "report.json", str) is None
 
