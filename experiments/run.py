@@ -562,9 +562,9 @@ def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainC
     sections = [name for name in ("evaluation", "fine_tuning") if name in vars(config)]
     for name in overrides:
         if name.replace("-", "_").partition(".")[0] not in sections:
+            there = f"the options of {', '.join(sections)}" if sections else "no options"
             raise ConfigError(
-                f"the evaluation of protocol {config.protocol} has no {name}; it has the options "
-                f"of {', '.join(sections)}"
+                f"the evaluation of protocol {config.protocol} has no {name}; it has {there}"
             )
     config = set_options(config, overrides)
     check_config(config)

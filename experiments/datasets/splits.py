@@ -80,7 +80,7 @@ def check_splits(splits: Mapping[str, Split]) -> list[str]:
 
     Few-shot sets have other classes in every split, all others the same in the same order.
     """
-    first = next(iter(splits.values()))
+    first_name, first = next(iter(splits.items()))
     seen: dict[str, Path | str] = {}
     for split_name, split in splits.items():
         counts = split.counts()
@@ -98,8 +98,9 @@ def check_splits(splits: Mapping[str, Split]) -> list[str]:
         if "novel" not in splits and names != [*counts]:
             differences = sorted(set(names) ^ set(counts)) or ["the order"]
             raise DamagedArchiveError(
-                f"{split.source} (split {split_name}) and {first.source} must have the same "
-                f"classes; {len(differences)} differ, for example {differences[0]!r}"
+                f"{split.source} (split {split_name}) and {first.source} (split {first_name}) must "
+                f"have the same classes; they differ in {len(differences)}, for example "
+                f"{differences[0]!r}"
             )
     return [*seen]
 

@@ -40,8 +40,8 @@ def similarity(view: View) -> Picture | None:
     picture = Picture(
         "similarity",
         f"Similarity of the {noun}",
-        f"Cosine between the mean features of two {noun}. Bright: {noun} that the features hardly "
-        f"tell apart. Below: the most similar pairs of {view.shown.split} {noun}.",
+        f"Cosine between the mean features of two {noun}. Brightest: those {noun} that the "
+        f"features tell apart least. Below: the most similar pairs of {view.shown.split} {noun}.",
         ((inches + 0.8) * len(sides), inches + _STRIP),
     )
     rows: list[Any] = [[side.split for side in sides], ["pairs"] * len(sides)]
@@ -50,9 +50,9 @@ def similarity(view: View) -> Picture | None:
     for side in sides:
         (classes, cosines), axes = side.similar_classes, panels[side.split]
         names, pairs = side.names_of(classes), space.most_similar_pairs(cosines, 20)
-        different = cosines[~np.eye(len(cosines), dtype=bool)]  # Without the ones of the diagonal.
-        limits = {"vmin": different.min(), "vmax": different.max()}
-        drawn = axes.imshow(cosines, cmap="cividis", **limits)
+        itself = np.eye(len(cosines), dtype=bool)  # The ones of the diagonal.
+        different = cosines[~itself]
+        drawn = axes.imshow(np.where(itself, np.nan, cosines), cmap="cividis")
         ticks = [short(name, 14) for name in names] if len(names) <= _NAMED else []
         font = min(9, 54 * inches / len(names))  # Points; names fill three quarters of the side.
         axes.set_yticks(range(len(ticks)), ticks, fontsize=font)

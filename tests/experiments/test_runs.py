@@ -21,8 +21,17 @@ from experiments.papers.group_softmax import GroupLoss, GroupSoftmaxConfig
 from experiments.papers.hyperspherical import HypersphericalConfig, HypersphericalLoss
 from experiments.papers.integration import IntegratedLoss
 from experiments.papers.negative_margin import NegativeMarginConfig
+from experiments.papers.presets import find_preset
 from experiments.reporting.run import read_episodes
-from experiments.run import assemble, evaluate, features_of, load_run, plan_run, train_run
+from experiments.run import (
+    assemble,
+    evaluate,
+    features_of,
+    load_run,
+    plan_run,
+    train_run,
+    with_evaluation,
+)
 from experiments.training.checkpoints import (
     CheckpointError,
     Checkpoints,
@@ -264,3 +273,12 @@ def test_checkpoints_are_named_by_rank_or_step(few_shot_run, folders):
     assert load_run(few_shot_run / "checkpoints", "6").step == 6
     with pytest.raises(CheckpointError, match="no checkpoint of step 5"):
         load_run(few_shot_run, "5")
+
+
+@pytest.mark.parametrize(
+    ("preset", "words"),
+    [("icons", "it has the options of evaluation"), ("icons-groups", "it has no options$")],
+)
+def test_options_that_are_not_of_the_evaluation(preset, words):
+    with pytest.raises(ConfigError, match=f"has no loss.name; {words}"):
+        with_evaluation(find_preset(preset).config, {"loss.name": "nca"})
