@@ -479,6 +479,12 @@ def _restore(path: Path, which: str, plan: Plan | None = None) -> RestoredRun:
     return RestoredRun(directory, plan, *parts)
 
 
+def config_of_run(path: Path) -> TrainConfig:
+    """The configuration that a run stores with its checkpoints; reads no arrays."""
+    with Checkpoints(run_folder(path) / CHECKPOINTS_FOLDER, read_only=True) as checkpoints:
+        return config_from_dict(checkpoints.newest_meta()["config"])
+
+
 def features_of(
     run: RestoredRun,
     split: str | None = None,

@@ -1,8 +1,8 @@
 """How long losses take on a TPU by the estimate of its compiler, which needs no TPU.
 
 The value and the gradients of a loss are compiled for one chip, and the estimated cycles of each
-operation are added up, times the trips of its loop. Kernels of Pallas, scatters
-and sorts have no estimate.
+operation are added up, times the trips of its loop. Kernels of Pallas, scatters and sorts have no
+estimate.
 """
 
 from __future__ import annotations

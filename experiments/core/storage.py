@@ -9,6 +9,8 @@ import json
 import logging
 import os
 import re
+import sys
+import typing
 from collections.abc import Iterator
 from errno import EINVAL
 from pathlib import Path
@@ -112,6 +114,33 @@ def load_json(path: Path) -> Any:
         return json.loads(regular(path).read_bytes())
     except RecursionError:
         raise ValueError("lists or objects are nested too deeply") from None
+
+
+def check_json(value: Any, kind: Any, name: str = "it") -> None:
+    """Raises a `ValueError`, which says where, unless a value of JSON is of a kind.
+
+    A kind is a type or several (`str | None`), a `Literal`, a list with the kind of all elements,
+    or a dict with the kinds of some keys; those that end with `?` may be absent. Numbers are
+    finite, floats may be whole, and booleans are not numbers.
+    """
+    if isinstance(kind, list | dict):
+        fits = isinstance(value, type(kind))
+    else:
+        kinds, own = typing.get_args(kind) or (kind,), type(value)
+        fits = kind is Any or own in kinds or value in kinds or (own is int and float in kinds)
+        if own in (int, float):
+            fits &= abs(value) <= sys.float_info.max
+    if not fits:
+        raise ValueError(f"{name} is {str(value)[:40]!r}, and not of {str(kind)[:40]}")
+    if isinstance(kind, list):
+        for number, element in enumerate(value):
+            check_json(element, kind[0], f"{name}[{number}]")
+    elif isinstance(kind, dict):
+        for key, of_key in kind.items():
+            if (key := key.rstrip("?")) in value:
+                check_json(value[key], of_key, f"{name}.{key}")
+            elif f"{key}?" not in kind:
+                raise ValueError(f"{name} has no {key}")
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:

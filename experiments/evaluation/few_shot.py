@@ -22,7 +22,6 @@ from jaxloss.sampling import ClassIndex, Episodes, index_classes
 EPISODES_AT_ONCE = 64
 """Bounds the gathered features to about 16 MB at 100 × 640."""
 
-
 Distance = Literal["euclidean", "cosine"]
 
 

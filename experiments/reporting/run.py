@@ -8,17 +8,31 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 import jaxloss
 from experiments.core.config import TrainConfig
 from experiments.core.protocol import Protocol
-from experiments.core.storage import load_json, regular, write_atomically, write_json
+from experiments.core.storage import check_json, load_json, regular, write_atomically, write_json
 from experiments.reporting.markdown import bullets, format_value, table, with_unit
 
 logger = logging.getLogger(__name__)
+
+# As kinds of `check_json`.
+METRIC = {
+    "name": str,
+    "unit": Literal["%", ""],
+    "higher_is_better": bool | None,
+    "value": float | None,
+    "interval": float | None,
+}
+_REPORT = {
+    **dict.fromkeys(("label", "data", "sampling", "version", "split"), str),
+    **{"commit": str | None, "seed": int, "step": int, "metrics": [METRIC]},
+    **{"validation": Any, "command": str, "notes?": [str], "seconds?": float, "diverged?": str},
+}
 
 EPISODES = "episodes.npz"
 """The accuracy in every episode, for each metric that is a mean over episodes: float32 [E]."""
@@ -130,36 +144,25 @@ def version_text(report: dict[str, Any]) -> str:
     return f"jaxloss {report['version']}{commit}"
 
 
-_METRIC = {
-    "name": str,
-    "unit": str,
-    "higher_is_better": bool | None,
-    "value": float | int | None,
-    "interval": float | int | None,
-}
-
-
-def _check(entries: Sequence[dict[str, Any]], kinds: Mapping[str, Any]) -> None:
-    for entry in entries:
-        for name, kind in kinds.items():
-            if not isinstance(entry[name], kind):
-                raise TypeError(f"{name} is {entry[name]!r}")
-
-
-def read_report(path: Path, text: Callable[[dict[str, Any]], object]) -> dict[str, Any] | None:
+def read_report(
+    path: Path,
+    text: Callable[[dict[str, Any]], object] = lambda report: None,
+    kind: Mapping[str, Any] = _REPORT,
+) -> dict[str, Any] | None:
     """The report of a finished run; None if there is none or, with a warning, if it is damaged.
 
-    It has what its own protocol needs, as `text`, which makes a text of it, has no error, and what
-    tables of several runs need.
+    It has what tables and figures of several runs need, by the `kind` of `check_json`, and what its
+    own protocol needs: `text`, which makes a text of it, has no error.
     """
     if not path.exists():
         return None
     try:
         report = load_json(path)
+        check_json(report, kind, "the report")
+        if report.get("validation") is not None:
+            check_json(report["validation"], METRIC, "the report.validation")
         text(report)
-        _check([*report["metrics"], *filter(None, [report.get("validation")])], _METRIC)
-        _check([{"seconds": 0.0} | report], {"command": str, "seconds": float})
-    except Exception as error:  # Whatever an entry of another type leads to.
+    except Exception as error:  # Of `text`, whatever an entry of another type leads to.
         logger.warning("%s cannot be read (%s: %.200s)", path, type(error).__name__, error)
         return None
     return report

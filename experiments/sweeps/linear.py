@@ -14,13 +14,13 @@ from experiments.core.protocol import Metric
 from experiments.core.storage import component, write_atomically, write_json
 from experiments.datasets import lookup, pinned, short_name
 from experiments.evaluation.linear import Labelled, evaluate_linear
-from experiments.papers import classification
+from experiments.papers import build_protocol, classification
 from experiments.papers.classification import SPLITS, ClassificationData
 from experiments.reporting.grid import Axis, Comparison, GridRun, make_grid
 from experiments.reporting.grid_report import grid_table, write_grid
 from experiments.reporting.markdown import format_value
-from experiments.reporting.run import code_version, describe_run, read_report
-from experiments.run import RestoredRun, data_notes, load_run, seen_in_training
+from experiments.reporting.run import METRIC, code_version, describe_run, read_report
+from experiments.run import RestoredRun, config_of_run, data_notes, load_run, seen_in_training
 from experiments.training.step import build_features
 
 _METRICS = {
@@ -29,6 +29,12 @@ _METRICS = {
     "best_test_accuracy": Metric("accuracy, λ chosen on test images"),
 }
 """What a table of runs shows, by the entry of `evaluate_linear`."""
+
+_REPORT = {
+    "run": {"version": str, "commit": str | None},
+    **{"seen_in_training": str, "step": int, "metrics": [METRIC]},
+}
+"""What a table of runs needs of a report, as a kind of `check_json`."""
 
 
 def evaluate_run_linear(
@@ -97,25 +103,25 @@ def evaluate_runs_linear(
     short, split = short_name(data.name), data.class_split
     name = f"linear-{short}" + ("" if split == "all" else f"-{split}")
     title = f"Linear evaluation on {short if split == 'all' else f'the {split} classes of {short}'}"
-    found: dict[tuple[str, int], RestoredRun] = {}
+    found: dict[tuple[str, int], Path] = {}
     for path in paths:
-        run = load_run(path, checkpoint)
-        label, seed = run.plan.protocol.description["label"], run.plan.config.seed
-        if (other := found.setdefault((label, seed), run)) is not run:
+        config = config_of_run(path)
+        label = build_protocol(config).description["label"]
+        if (other := found.setdefault((label, config.seed), path)) is not path:
             raise ConfigError(
-                f"{other.directory} and {path} are both of {label} and seed {seed}; "
-                "name one of them"
+                f"{other} and {path} are both of {label} and seed {config.seed}; name one of them"
             )
     labels = tuple(dict.fromkeys(label for label, _ in found))
     if baseline and baseline not in labels:
         raise ConfigError(f"no run has the label {baseline!r}; the runs have {', '.join(labels)}")
     evaluated, written = [], []
-    for number, ((label, seed), run) in enumerate(found.items(), start=1):
-        print(f"[{number}/{len(found)}] {run.directory}", flush=True)
+    for number, ((label, seed), path) in enumerate(found.items(), start=1):
+        print(f"[{number}/{len(found)}] {path}", flush=True)
+        run = load_run(path, checkpoint)
         stem = name + ("" if checkpoint == "best" else f"-step{run.step}")
         stem = component(stem + ("" if data.holdout == 0.2 else f"-holdout{data.holdout}"))
         file = run.directory / f"{stem}.json"
-        report = read_report(file, _check_report) if len(found) > 1 else None
+        report = read_report(file, kind=_REPORT) if len(found) > 1 and file.exists() else None
         stored = report["run"] | {"step": report["step"]} if report else {}
         of_grid = {"seed": seed, "validation": None, "command": command}
         if report is None or not {"step": run.step, **code_version()}.items() <= stored.items():
@@ -160,16 +166,13 @@ def _preparation(trained_with: DataConfig, data: str, seen: tuple[int, int, int]
     return dataclasses.replace(trained_with, image_size=seen[0])
 
 
-def _check_report(report: dict[str, Any]) -> None:
-    """Raises an error if a report lacks what the table needs beside its metrics."""
-    linear_notes(report)
-    str(report["seen_in_training"])
-
-
 def linear_notes(report: dict[str, Any]) -> list[str]:
     """How the numbers of `evaluate_run_linear` came about, and what limits them, as sentences."""
-    result, run = report["result"], report["run"]
-    percent = partial(format_value, unit="%", digits=2)
+    result, run, percent = (
+        report["result"],
+        report["run"],
+        partial(format_value, unit="%", digits=2),
+    )
     samples = (f"{result[f'{part}_samples']} {part}" for part in ("train", "validation", "test"))
     notes = [
         f"{report['classes']} classes; {', '.join(samples)} images.",

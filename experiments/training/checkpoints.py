@@ -167,6 +167,13 @@ class Checkpoints(managers.PreservationPolicy):
         if is_first() and not is_remote(self._directory):
             shutil.rmtree(self._directory / _TRASH, ignore_errors=True)
 
+    def newest_meta(self) -> dict[str, Any]:
+        """What the newest checkpoint with an intact header stores of the run; reads no arrays."""
+        for step in reversed(self.steps()):
+            if self._rank(step) < math.inf:
+                return self._header(step)["meta"]
+        raise CheckpointError(f"{self._directory} holds no intact checkpoint")
+
     def read(self, step: int) -> Checkpoint:
         """Reads a checkpoint.
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from tqdm import tqdm
@@ -61,7 +61,8 @@ def train(
     parallel, steps, begun = parts.parallel, config.steps, time.monotonic()
     log_every, validate_every = config.log_every, config.validate_every
     after_epoch = parts.after_epoch and jax.jit(parts.after_epoch)
-    metrics_log, progress = None, cast(Any, None)
+    metrics_log = None
+    progress: Any = None
     with stop_requests() as stop_request, watchdog(stuck_after) as step_done, ExitStack() as stack:
         if is_first():
             values, fixed = parts.meta["config"], config.fixed_steps()

@@ -26,6 +26,7 @@ from tensorboardX.summary import scalar
 from experiments.core.config import CONFIG_FILE, differences
 from experiments.core.errors import ExperimentError
 from experiments.core.storage import (
+    check_json,
     exclusive,
     is_remote,
     load_json,
@@ -39,6 +40,7 @@ from experiments.training.checkpoints import some_lines
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # These numbers are strings there.
 
 
 class ConfigMismatchError(ExperimentError):
@@ -106,8 +108,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_FILE
     try:
         config = load_json(path)
-        if not isinstance(config, dict):
-            raise ValueError("it holds no object")
+        check_json(config, {})
     except FileNotFoundError as error:
         raise ConfigMismatchError(
             f"{directory} is not a run directory: it has no {CONFIG_FILE}"
@@ -174,11 +175,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file; a cut one, as by a kill, is left out with a warning."""
     rows, lines = [], regular(path).read_bytes().splitlines()
     for line in lines:
-        with suppress(ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
-            row = dict(json.loads(line))
-            list(map(float, row.values()))  # Those that are not finite are strings.
-            if type(row["step"]) is int:
-                rows.append(row)
+        with suppress(ValueError, RecursionError):
+            check_json(row := json.loads(line), {"step": int})
+            for name, value in row.items():
+                check_json(value, str if value in _NOT_FINITE else float, name)
+            rows.append(row)
     if cut := len(lines) - len(rows):
         logger.warning("%s: %d of %d lines are cut and left out", path, cut, len(lines))
     return rows
