@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from jaxloss.core.backend import on_cpu
@@ -81,18 +82,26 @@ class InverseNorms(NamedTuple):
 
 
 def inverse_norms(
-    x: Float[Array, "a b"], *, axis: int, skipped: Bool[Array, "c d"] | None = None
+    x: Float[Array, "a b"],
+    *,
+    axis: int,
+    skipped: Bool[Array, "c d"] | None = None,
+    dtype: DTypeLike | None = None,
 ) -> InverseNorms:
-    """Returns the inverse norms along `axis`; 1 and 0 for skipped vectors."""
+    """Returns the inverse norms along `axis`, in a dtype; 1 and 0 for skipped vectors.
+
+    Scales are powers of two: 1 where no square over- or underflows, as is usual.
+    """
     if skipped is not None:  # The same numbers, without a gradient where they are not finite.
         x = jnp.where(skipped, lax.stop_gradient(x), x)
-    squared = jnp.sum(x * x, axis=axis, keepdims=True)
+    dtype = x.dtype if dtype is None else dtype
+    squared = jnp.sum(jnp.square(x.astype(dtype)), axis=axis, keepdims=True)
     exact = squares_are_normal(squared)
     exact = exact if skipped is None else exact | skipped
     norms = lax.cond(
         jnp.all(exact),
         lambda squared, _: InverseNorms(jnp.ones_like(squared), lax.rsqrt(squared)),
-        partial(_scaled_inverse_norms, axis),
+        lambda _, x: _scaled_inverse_norms(axis, x.astype(dtype)),
         *(squared, x),
     )
     if skipped is not None:
@@ -107,14 +116,10 @@ def squares_are_normal(squared: Float[Array, " *shape"]) -> Bool[Array, " *shape
     return (squared > limits.tiny / limits.eps**2) & (squared <= limits.max)
 
 
-def _scaled_inverse_norms(
-    axis: int, _: Float[Array, "c d"], x: Float[Array, "a b"]
-) -> InverseNorms:
-    """Returns them relative to `4 / max|x|`, so that no square overflows or underflows."""
-    largest = jnp.max(jnp.abs(x), axis=axis, keepdims=True)
-    # Above tiny, 4 / max|x| is a normal number. 1 / max|x| is not near the largest float.
-    zero = largest <= jnp.finfo(x.dtype).tiny  # False for NaN, so that NaN stays visible.
-    scale = 4 / jnp.where(zero, 1, largest)
+def _scaled_inverse_norms(axis: int, x: Float[Array, "a b"]) -> InverseNorms:
+    scale = power_of_two_scale(x, axis=axis)
+    # A number below tiny counts as 0, as some processors have it. NaN stays visible.
+    zero = jnp.max(jnp.abs(x), axis=axis, keepdims=True) <= jnp.finfo(x.dtype).tiny
     squared = jnp.sum((x * scale) ** 2, axis=axis, keepdims=True)
     return InverseNorms(scale, jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squared))))
 
@@ -128,7 +133,8 @@ def power_of_two_scale(x: Float[Array, " ..."], *, axis: int = -1) -> Float[Arra
     largest = jnp.max(jnp.abs(lax.stop_gradient(x)), axis=axis, keepdims=True)
     usable = (largest > 0) & (largest < jnp.inf)
     _, exponent = jnp.frexp(jnp.where(usable, largest, 1))
-    return jnp.ldexp(jnp.ones_like(largest), jnp.clip(8 - exponent, -126, 126))
+    limit = -int(jnp.finfo(x.dtype).minexp)
+    return jnp.ldexp(jnp.ones_like(largest), jnp.clip(8 - exponent, -limit, limit))
 
 
 def inverse_norms_of_scaled(x: Float[Array, " ..."], *, axis: int = -1) -> Float[Array, " ..."]:

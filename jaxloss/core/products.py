@@ -33,6 +33,8 @@ Low: TypeAlias = Any
 
 _BITS = {jnp.dtype(jnp.bfloat16): (8, 8), jnp.dtype(jnp.float16): (5, 11)}
 """Of the exponent, and of the significand with its first bit."""
+_ONE_PASS = ("bfloat16", "default", "fastest")
+"""Settings of JAX's own switch with which float32 numbers are rounded to bfloat16."""
 
 
 def low_dtypes(*arrays: Float[Array, " ..."]) -> tuple[Low, ...]:
@@ -61,8 +63,12 @@ def wide_product(a: Float[Array, " *n k"], b: Float[Array, "k m"]) -> Float[Arra
 
 def float32_precision() -> lax.Precision | None:
     """Returns all bits of float32, or None where JAX's own switch says what to do."""
-    chosen = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
-    return lax.Precision.HIGHEST if chosen is None else None
+    return lax.Precision.HIGHEST if switch() is None else None
+
+
+def switch() -> Any:
+    """Returns JAX's own switch of the precision of products, of which the default is None."""
+    return jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -128,8 +134,13 @@ def nearest(array: Float[Array, " *shape"], low: Low) -> Float[Array, " *shape"]
 
 
 def rounded(cotangent: Float[Array, "a b"], low: Low) -> Float[Array, "a b"]:
-    """Returns a cotangent of 16 bits, if it is multiplied by low-precision rows."""
-    return cotangent if low is None else lax.reduce_precision(cotangent, 8, 15)
+    """Returns a cotangent as it meets low-precision rows: of 16 bits, or of 8 by JAX's switch."""
+    if low is None:
+        return cotangent
+    if switch() not in _ONE_PASS:
+        return lax.reduce_precision(cotangent, 8, 15)
+    # XLA would keep float32 numbers, and round them again in each product.
+    return lax.optimization_barrier(cotangent.astype(jnp.bfloat16))
 
 
 def times(
@@ -139,15 +150,16 @@ def times(
 
     Rows of a low dtype are multiplied as they are.
     """
-    low = rows.dtype
+    low, is_low = rows.dtype, wide.dtype == jnp.bfloat16
     if low not in _BITS:
         return wide_product(wide, rows)
-    if platform() == "tpu":
+    if platform() == "tpu" and not is_low:
         precision = lax.Precision.HIGH if parts == 2 else lax.Precision.HIGHEST
         return _mixed_on_tpu(wide, rows, precision)
     # A float16 number is the sum of two of bfloat16, which has room for a small cotangent.
     of_rows = [rows] if low == jnp.bfloat16 else split(rows.astype(jnp.float32), 2)
-    terms = [exact_product(part, row) for part in split(wide, parts) for row in of_rows]
+    of_wide = [wide] if is_low else split(wide, parts)
+    terms = [exact_product(part, row) for part in of_wide for row in of_rows]
     return reduce(operator.add, reversed(terms))  # The small ones first.
 
 

@@ -26,9 +26,10 @@ from jax import Array
 from jaxtyping import Float
 
 from jaxloss.core.batch import vary_alike
+from jaxloss.core.blocks import in_blocks, joined
 from jaxloss.pairs import tiles, visits
 from jaxloss.pairs.comparison import Comparison
-from jaxloss.pairs.rows import How, in_blocks, joined
+from jaxloss.pairs.rows import How
 from jaxloss.pairs.statistics import ByClass, Pair, Params, Parts, Statistic
 from jaxloss.pairs.towers import Towers
 

@@ -18,9 +18,10 @@ from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss.core.backend import on_cpu
 from jaxloss.core.batch import AxisName, gather, sum_over
+from jaxloss.core.blocks import in_blocks, joined
 from jaxloss.core.linear import negative_squared_distances, sizes_are_known
 from jaxloss.core.products import float32_precision
-from jaxloss.pairs.rows import Rows, Similarity, center_of, in_blocks, joined
+from jaxloss.pairs.rows import Rows, Similarity, center_of
 
 Results = TypeVar("Results")
 

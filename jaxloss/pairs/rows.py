@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float, Int32, Integer, Shaped
+from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss.core import batch, checks
 from jaxloss.core.batch import AxisName
@@ -169,23 +169,6 @@ def widened(anchors: Rows, references: Rows | None, *, normalize: bool) -> tuple
         return rows._replace(features=load(rows.features.astype(dtype), rows.valid))
 
     return wide(anchors), references and wide(references)
-
-
-def in_blocks(arrays: Any, size: int) -> Any:
-    """Returns every array `[n, ...]` as `[ceil(n / size), size, ...]`, padded with zeros."""
-
-    def blocks_of(array: Shaped[Array, " n *shape"]) -> Shaped[Array, "k a *shape"]:
-        missing = -array.shape[0] % size if array.shape[0] else size
-        if missing:
-            array = jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))
-        return array.reshape(-1, size, *array.shape[1:])
-
-    return jax.tree.map(blocks_of, arrays)
-
-
-def joined(blocks: Any, number: int) -> Any:
-    """Returns the first rows of every array `[blocks, size, ...]`."""
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:number], blocks)
 
 
 # Centers: distances relative to one are rounded less ----

@@ -47,10 +47,11 @@ from jaxtyping import Float, Int32, Shaped
 
 from jaxloss.core.backend import on_cpu
 from jaxloss.core.batch import AxisName, axis_size, gather, own_positions, pass_on, vary_alike
+from jaxloss.core.blocks import in_blocks, joined
 from jaxloss.core.linear import sizes_are_known
 from jaxloss.core.programs import compiled_once
 from jaxloss.pairs import tiles
-from jaxloss.pairs.rows import How, Rows, center_for, in_blocks, joined
+from jaxloss.pairs.rows import How, Rows, center_for
 from jaxloss.pairs.statistics import ByClass, Params, Statistic
 
 GATHERED_BYTES = 2**24

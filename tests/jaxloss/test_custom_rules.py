@@ -16,6 +16,7 @@ import pytest
 from jax import lax
 
 import jaxloss
+from jaxloss.core import blocks
 from jaxloss.core.linear import l2_normalize
 from jaxloss.core.logsumexp import softplus
 from jaxloss.losses.hypersphere import cosine_gaps, row_norms
@@ -40,6 +41,10 @@ def _padded(x):
     return jnp.where(VALID[:, None], x, jnp.nan)
 
 
+def _of_block(rows, _, shared):
+    return jnp.sum(jnp.sin(rows @ shared) ** 2)
+
+
 RULES = {
     "_units": lambda x: _waves(l2_normalize(x)),
     "_units padding": lambda x: _waves(l2_normalize(_padded(x), jnp.asarray(VALID))),
@@ -54,12 +59,14 @@ RULES = {
     "above_lowest": lambda x: jaxloss.class_wise_loss(x, TARGETS),
     "_moments": lambda x: jaxloss.vicreg_loss(x, OTHER),
     "_cross_moments": lambda x: jaxloss.barlow_twins_loss(x, OTHER),
+    "sum_of_blocks": lambda x: blocks.sum_of_blocks(_of_block, x.reshape(3, 2, 4), None, WEIGHTS),
+    "_with_gradients": lambda x: blocks.sum_of_blocks(_of_block, OTHER.reshape(3, 2, 4), None, x.T),
     "_spectral_part": lambda x: _waves(jaxloss.project_spectral_complement(OTHER, x.T[:, :3])),
 }
 """By the name of the rule, and of the case."""
 OF_LOW_PRECISION = {"_low_product", "_mixed"}
 """They compute in float32: `test_products` has their derivatives."""
-OF_LOSSES = {"_two_stages", "_weighted_sum", "_scan_of_first", "_in_blocks"}
+OF_LOSSES = {"_two_stages", "_weighted_sum", "_scan_of_first", "in_blocks"}
 """Rows of the loss table have them: SINCERE, SigLIP, and prototypes and classes in blocks."""
 
 

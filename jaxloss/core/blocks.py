@@ -1,0 +1,90 @@
+"""Rows in blocks, and sums over them whose gradient is taken in the same visit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float, Shaped
+
+Total: TypeAlias = Callable[[Any, Any, Any], Float[Array, ""]]
+"""Of the floats and the integers of a block of rows, and of what all blocks share."""
+
+
+def in_blocks(arrays: Any, size: int) -> Any:
+    """Returns every array `[n, ...]` as `[ceil(n / size), size, ...]`, padded with zeros."""
+
+    def blocks_of(array: Shaped[Array, " n *shape"]) -> Shaped[Array, "k a *shape"]:
+        missing = -array.shape[0] % size if array.shape[0] else size
+        if missing:
+            array = jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1))
+        return array.reshape(-1, size, *array.shape[1:])
+
+    return jax.tree.map(blocks_of, arrays)
+
+
+def joined(blocks: Any, number: int) -> Any:
+    """Returns the first rows of every array `[blocks, size, ...]`."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:number], blocks)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def sum_of_blocks(total: Total, floats: Any, integers: Any, shared: Any) -> Float[Array, ""]:
+    """Returns the sum of `total(floats, integers, shared)` over blocks of rows.
+
+    Its gradient is computed block by block in the forward pass, so that nothing of a block is kept
+    or computed again: the backward pass multiplies by a number. A second derivative computes
+    the blocks again.
+
+    Args:
+      total: A function that reads no array from where it is defined.
+      floats, integers: Pytrees of arrays `in_blocks`.
+      shared: A pytree of float arrays, such as weights.
+    """
+
+    return _sum(total, floats, integers, shared)
+
+
+def _sum(total: Total, floats: Any, integers: Any, shared: Any) -> Float[Array, ""]:
+    def step(found: Array, block: Any) -> tuple[Array, None]:
+        return found + jax.checkpoint(total)(*block, shared), None
+
+    return lax.scan(step, _zero(floats), (floats, integers))[0]
+
+
+def _zero(floats: Any) -> Float[Array, ""]:
+    return jnp.zeros_like(jax.tree.leaves(floats)[0], shape=())
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _with_gradients(total: Total, floats: Any, integers: Any, shared: Any) -> tuple[Array, Any]:
+    def step(found: Any, block: Any) -> tuple[Any, Any]:
+        value, (d_floats, d_shared) = jax.value_and_grad(total, (0, 2))(*block, shared)
+        return jax.tree.map(jnp.add, found, (value, d_shared)), d_floats
+
+    nothing = _zero(floats), jax.tree.map(jnp.zeros_like, shared)
+    (value, d_shared), d_floats = lax.scan(step, nothing, (floats, integers))
+    return value, (d_floats, None, d_shared)
+
+
+@_with_gradients.defjvp
+def _derivative(total: Total, primals: Any, tangents: Any) -> Any:
+    integers = primals[1]
+
+    def of_floats(floats: Any, shared: Any) -> Any:
+        run = jax.value_and_grad(partial(_sum, total), (0, 2))
+        value, (d_floats, d_shared) = run(floats, integers, shared)
+        return value, (d_floats, None, d_shared)
+
+    return jax.jvp(of_floats, primals[::2], tangents[::2])
+
+
+def _backward(total: Total, gradients: Any, cotangent: Float[Array, ""]) -> Any:
+    return jax.tree.map(lambda gradient: cotangent * gradient, gradients)
+
+
+sum_of_blocks.defvjp(_with_gradients, _backward)

@@ -1,0 +1,507 @@
+"""What a softmax cross-entropy needs of its logits, with the classes visited block by block.
+
+Of each row three numbers are kept: the log-sum-exp over the other classes, the target's logit, and
+the sum of the logits. The gradient visits the blocks again. It computes their logits anew, unless
+they fit in the array of the weights' gradient, `[d, C]`, which keeps them until then, or there is
+a single block of wide numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Bool, Float, Integer
+
+from jaxloss.core import batch, linear, logsumexp
+from jaxloss.core.backend import indices, on_cpu
+from jaxloss.core.batch import AxisName
+from jaxloss.core.checks import Number
+from jaxloss.core.logsumexp import Part, is_at_most, unless_left_out
+from jaxloss.core.products import (
+    Low,
+    low_dtypes,
+    rounded,
+    row_products,
+    switch,
+    times,
+    wide_product,
+)
+from jaxloss.losses.logits import flat_columns, largest_of_class
+
+ClassSimilarity: TypeAlias = Literal["inner", "cosine"]
+_First: TypeAlias = Integer[Array, ""] | int
+"""The first class of a block."""
+
+
+class OfLogits(NamedTuple):
+    """What the loss needs of the logits `[n, C]` of its rows, each `[n]`."""
+
+    target: Float[Array, " n"]
+    """Logit of the target; 0 if it is not among the classes."""
+    rest: Float[Array, " n"]
+    """Log-sum-exp over the classes other than the target; the lowest float if there are none."""
+    total: Float[Array, " n"]
+    """Sum over the classes."""
+
+
+class Inputs(NamedTuple):
+    """What the logits are computed from: `z_ic = a_i r_c x_i · w_c + b_c`."""
+
+    features: Float[Array, "n d"]
+    factors: Float[Array, " n"] | None
+    """a. With None, a is in the features."""
+    labels: Any
+    weights: Float[Array, "d C *K"]
+    """r are their inverse norms, or 1."""
+    bias: Float[Array, " C"] | None
+
+
+class Kind(NamedTuple):
+    """How logits are computed."""
+
+    similarity: ClassSimilarity
+    """Of rows that are scaled, and normalised for cosines, with the weight vectors."""
+    block_size: int
+    low: tuple[Low, Low]
+    """In which low dtype features and weights are exact. Then norms come in after the product."""
+    is_near: bool
+    """Whether all logits are between -64 and 64, so that they need no maximum."""
+    switch: Any
+    """JAX's own switch of precision. A backward pass may be traced outside of the user's `with`."""
+
+
+def prepared(
+    arrays: tuple[Array, Any, Array, Array | None],
+    scale: Number,
+    similarity: ClassSimilarity,
+    block_size: int | None,
+) -> tuple[Kind, Inputs]:
+    """Returns what the logits `β z` are computed from, from features, labels, weights and bias."""
+    features, labels, weights, bias = arrays
+    floats = jax.tree.leaves((features, weights, bias))
+    wide, low = linear.wide_dtype(*floats), low_dtypes(*floats)[:2]
+    features = features.astype(wide)
+    if bias is not None:
+        bias = bias.astype(wide)
+        bias = unless_left_out(scale, bias) * bias
+    size = _classes_of_block(features, weights) if block_size is None else block_size
+    factors, is_near = None, False
+    if any(low):
+        # Norms and scale come in after the product: before it, rows would not be exact.
+        factors = jnp.full_like(features, scale, shape=labels.shape)
+        if similarity == "cosine":
+            features = features * linear.power_of_two_scale(features)
+            factors = factors * linear.inverse_norms_of_scaled(features)
+            is_near = bias is None and is_at_most(64, scale) and weights.shape[1] >= _SAMPLED
+    else:
+        # Scaled features and a scaled bias have scaled logits.
+        features = scale * (linear.l2_normalize(features) if similarity == "cosine" else features)
+    kind = Kind(similarity, min(size, weights.shape[1]), low, is_near, switch())
+    return kind, Inputs(features, factors, labels, weights, bias)
+
+
+def _classes_of_block(features: Float[Array, "n d"], weights: Float[Array, "d C *K"]) -> int:
+    """Returns the number of classes whose logits are computed at once.
+
+    All of them where the logits are few, or not many more than the features. Otherwise, on a CPU,
+    the logits and the weights of a block fit into a cache of 1 MB, or it has 512 columns: each
+    block adds to the gradient of all features, which is slow in many small ones. On accelerators,
+    all blocks but a small one have the same size.
+    """
+    (number, dim), num_classes = features.shape, weights.shape[1]
+    num_columns = weights.size // dim
+    all_logits, in_cache = (2**20, 2**18) if on_cpu() else (2**24, 2**26)
+    known = linear.sizes_are_known(number)
+    if num_columns <= 4 * dim or (known and number * num_columns <= all_logits):
+        return num_classes
+    columns = max(512, in_cache // (number + dim) // 128 * 128) if known else 512
+    size = max(1, columns * num_classes // num_columns)
+    if on_cpu() or size < 512:
+        return size
+    return num_classes // -(-num_classes // size) // 128 * 128
+
+
+def rows_of_block(kind: Kind, inputs: Inputs) -> int | None:
+    """Returns of how many rows the logits of all classes fit, where that is the faster way.
+
+    It is where the gradient would compute the logits again, and a product is the larger part of the
+    time: not for low-precision rows.
+    """
+    (number, dim), num_classes = inputs.features.shape, inputs.weights.shape[1]
+    if any(kind.low) or kind.block_size == num_classes or not linear.sizes_are_known(number):
+        return None
+    most = (2**22 if on_cpu() else 2**26) // (inputs.weights.size // dim)
+    if most < 128 or number <= dim:
+        return None
+    blocks = -(-number // most)
+    return -(-number // (8 * blocks)) * 8
+
+
+def unit_vectors(kind: Kind, inputs: Inputs) -> tuple[Kind, Inputs]:
+    """Returns the same in a single block, with the weight vectors normalised for cosines."""
+    vectors = inputs.weights.astype(inputs.features.dtype)
+    if kind.similarity == "cosine":
+        units = linear.l2_normalize(flat_columns(vectors), axis=0)
+        vectors = units.reshape(vectors.shape)
+    kind = kind._replace(similarity="inner", block_size=vectors.shape[1])
+    return kind, inputs._replace(weights=vectors)
+
+
+def over_classes(kind: Kind, inputs: Inputs, class_axis_name: AxisName | None = None) -> OfLogits:
+    """Returns what the loss needs of the logits, also of classes on other devices."""
+    num_classes, labels = inputs.weights.shape[1], inputs.labels
+    first = batch.first_position(num_classes, class_axis_name)
+    inputs = inputs._replace(labels=labels - jnp.asarray(first, labels.dtype))
+    visit = in_blocks
+    if kind.block_size == num_classes and inputs.factors is None:
+        visit = _one_block
+    found: Any = visit(kind, batch.vary_alike(inputs))
+    if class_axis_name is None:
+        return found
+    every = jnp.ones_like(found.rest, dtype=bool)
+    rest = logsumexp.logsumexp(
+        found.rest[:, None], every[:, None], axis=1, axis_name=class_axis_name
+    )
+    target, total = (batch.sum_over(part, class_axis_name) for part in (found.target, found.total))
+    return OfLogits(target, rest, total)
+
+
+class _OfSomeLogits(NamedTuple):
+    """`OfLogits` of some of the classes."""
+
+    target: Float[Array, " n"]
+    rest: Part
+    total: Float[Array, " n"]
+
+
+def _sums(
+    logits: Float[Array, "n B"],
+    is_target: Bool[Array, "n B"],
+    peak: Float[Array, " n"] | None = None,
+) -> _OfSomeLogits:
+    """With a peak, the rest is relative to it."""
+    if peak is None:
+        rest = logsumexp.part(logits, ~is_target, axis=1)
+    else:
+        rest = logsumexp.part_relative_to(peak, logits, ~is_target, axis=1)
+    target = jnp.sum(jnp.where(is_target, logits, 0), axis=1)
+    return _OfSomeLogits(target, rest, jnp.sum(logits, axis=1))
+
+
+def _merge(a: _OfSomeLogits, b: _OfSomeLogits) -> _OfSomeLogits:
+    return _OfSomeLogits(a.target + b.target, logsumexp.merge(a.rest, b.rest), a.total + b.total)
+
+
+def _result(sums: _OfSomeLogits) -> OfLogits:
+    # A class that is left out has a logit of -inf, from which -inf cannot be subtracted.
+    rest = logsumexp.finite_from_below(logsumexp.result(sums.rest))
+    return OfLogits(sums.target, rest, sums.total)
+
+
+_SAMPLED = 128
+"""Classes, of which the largest logit stands for that of all."""
+
+
+def _norms(kind: Kind, weights: Float[Array, "d C *K"], dtype: Any) -> linear.InverseNorms | None:
+    """Returns the inverse norms of the weight vectors for cosines, `[1, C]` or `[1, C, K]`."""
+    if kind.similarity == "inner":
+        return None
+
+    def norms_of(block: Float[Array, "d B *K"]) -> linear.InverseNorms:
+        norms = linear.inverse_norms(flat_columns(block), axis=0, dtype=dtype)
+        return jax.tree.map(lambda x: x.reshape(1, *block.shape[1:]), norms)
+
+    if not on_cpu():
+        return norms_of(weights)
+
+    def visit(found: Any, first: _First, size: int) -> Any:  # Without a wide copy of all weights.
+        norms = norms_of(_block(weights, first, size))
+        return jax.tree.map(partial(_with_block, first=first), found, norms)
+
+    zeros = jnp.zeros_like(weights, dtype, shape=(1, *weights.shape[1:]))
+    start = linear.InverseNorms(zeros, zeros)
+    return _over_blocks(visit, start, weights.shape[1], kind.block_size)
+
+
+def _vectors(
+    kind: Kind, dtype: Any, norms: linear.InverseNorms | None, block: Float[Array, "d B *K"]
+) -> Float[Array, "d _"]:
+    """Returns the columns that features are multiplied with: for cosines, of length 1.
+
+    Columns of low precision have the scale of their norms only.
+    """
+    vectors = flat_columns(block.astype(dtype))
+    if norms is not None and not any(kind.low):
+        return linear.l2_normalize(vectors, axis=0, norms=norms)
+    return _exact_in(kind.low[1], vectors if norms is None else vectors * norms.scale)
+
+
+def _exact_in(low: Low, array: Float[Array, "a b"]) -> Float[Array, "a b"]:
+    return array if low is None else array.astype(low)
+
+
+def _products(
+    kind: Kind, rows: Float[Array, "n d"], vectors: Float[Array, "d _"]
+) -> Float[Array, "n _"]:
+    return row_products(rows, vectors.T) if any(kind.low) else wide_product(rows, vectors)
+
+
+def _logits(
+    products: Float[Array, "n _"],
+    of_products: Float[Array, "n _"] | None,
+    weights: Float[Array, "d B *K"],
+    bias: Float[Array, " B"] | None,
+) -> Float[Array, "n B"]:
+    """Returns the logits of classes from the products with their vectors."""
+    products = products if of_products is None else products * of_products
+    logits = largest_of_class(products, weights)
+    return logits if bias is None else logits + bias[None, :]
+
+
+def _is_target(labels: Integer[Array, " n"], first: _First, size: int) -> Bool[Array, "n B"]:
+    """Returns which of the classes from `first` on is the target of a row."""
+    classes = first + indices(size)
+    return labels[:, None] == classes.astype(labels.dtype)[None, :]
+
+
+def _one_block(kind: Kind, inputs: Inputs) -> OfLogits:
+    features, _, labels, weights, bias = inputs
+    vectors = _vectors(kind, features.dtype, _norms(kind, weights, features.dtype), weights)
+    products = linear.product_with_columns(features, vectors)
+    logits = _logits(products, None, weights, bias)
+    return _result(_sums(logits, _is_target(labels, 0, weights.shape[1])))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def in_blocks(kind: Kind, inputs: Inputs) -> OfLogits:
+    """Returns the same as `_one_block`, without logits of more than a block of classes."""
+    norms = _norms(kind, inputs.weights, inputs.features.dtype)
+    return _found_and_products(kind, inputs, norms, keep=False)[0]
+
+
+def _forward(kind: Kind, inputs: Any) -> tuple[OfLogits, Any]:
+    values = jax.tree.map(lambda x: x.value, inputs, is_leaf=lambda x: hasattr(x, "perturbed"))
+    number, dim = values.features.shape
+    # The products wait for the gradient in its own array: no memory, and one product less.
+    in_gradient = (
+        inputs.weights.perturbed
+        and linear.sizes_are_known(number)
+        and number <= dim
+        and _empty_gradient(values.weights).dtype == values.features.dtype
+    )
+    keep = values.factors is None and (in_gradient or _is_single(kind, values))
+    norms = _norms(kind, values.weights, values.features.dtype)
+    found, kept = _found_and_products(kind, values, norms, keep=keep)
+    return found, (values, found.rest, kept, norms)
+
+
+def _is_single(kind: Kind, inputs: Inputs) -> bool:
+    return kind.block_size == inputs.weights.shape[1]
+
+
+def _found_and_products(
+    kind: Kind, inputs: Inputs, norms: linear.InverseNorms | None, *, keep: bool
+) -> tuple[OfLogits, Array | None]:
+    """Returns what is found, and products that are kept for the gradient.
+
+    Those of several blocks are in the first n of the d rows of an array like the weights.
+    """
+    features, factors, labels, weights, _ = inputs
+    exact = _exact_in(kind.low[0], features)
+
+    def visit(
+        carry: Any, first: _First, size: int, rows: Array, peak: Array | None
+    ) -> tuple[_OfSomeLogits, Array | None]:
+        sums, kept = carry
+        block, block_bias, vectors, of_products, _ = _loaded(kind, inputs, norms, first, size)
+        products = _products(kind, rows, vectors)
+        if kept is not None:
+            kept = _with_block(kept, products.reshape(-1, size, *weights.shape[2:]), first)
+        elif keep:
+            kept = products
+        logits = _logits(products, of_products, block, block_bias)
+        return _merge(sums, _sums(logits, _is_target(labels, first, size), peak)), kept
+
+    def visited(rows: Array, peak: Array | None, kept: Array | None) -> Any:
+        zero = jnp.zeros_like(features, shape=labels.shape)
+        nothing = _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero)
+        run = partial(visit, rows=rows, peak=peak)
+        return _over_blocks(run, (nothing, kept), weights.shape[1], kind.block_size)
+
+    kept = _empty_gradient(weights) if keep and not _is_single(kind, inputs) else None
+    if factors is None or weights.shape[1] < _SAMPLED:
+        sums, kept = visited(exact, None, kept)
+        return _result(sums), kept
+    peak = _sampled_peak(kind, inputs, norms)
+    sums, kept = visited(exact, peak, kept)
+    if not kind.is_near:
+        # With its own rows: XLA for TPUs would keep shared ones out of the fast memory.
+        again = exact * lax.optimization_barrier(jnp.ones((), exact.dtype))
+        fits = jnp.all(jnp.isfinite(sums.rest.total))
+        sums = lax.cond(fits, lambda: sums, lambda: visited(again, None, kept)[0])
+    return _result(sums), kept
+
+
+def _sampled_peak(
+    kind: Kind, inputs: Inputs, norms: linear.InverseNorms | None
+) -> Float[Array, " n"]:
+    """Returns the largest logit of some classes other than the target.
+
+    Relative to it, the exponentials of all logits are most often finite, and one of them is 1. So
+    no maximum of all logits is needed before the first exponential.
+    """
+    # If all logits are near, no exponential is above e^74, and no sum of them below e^-54.
+    lowest = -10 if kind.is_near else jnp.finfo(inputs.features.dtype).min
+    block, bias, vectors, of_products, _ = _loaded(kind, inputs, norms, 0, _SAMPLED)
+    products = _products(kind, _exact_in(kind.low[0], inputs.features), vectors)
+    logits = _logits(products, of_products, block, bias)
+    logits = jnp.where(_is_target(inputs.labels, 0, _SAMPLED), lowest, logits)
+    return lax.stop_gradient(jnp.maximum(jnp.max(logits, axis=1), lowest))
+
+
+def _loaded(
+    kind: Kind, inputs: Inputs, norms: linear.InverseNorms | None, first: _First, size: int
+) -> tuple[Array, Array | None, Array, Array | None, linear.InverseNorms | None]:
+    """Returns of a block: weights, bias, columns, the factors of products, and inverse norms."""
+    block, bias, norms = _block((inputs.weights, inputs.bias, norms), first, size)
+    norms = jax.tree.map(flat_columns, norms)
+    vectors = _vectors(kind, inputs.features.dtype, norms, block)
+    factors = inputs.factors
+    if factors is not None:
+        factors = factors[:, None] if norms is None else factors[:, None] * norms.relative
+    return block, bias, vectors, factors, norms
+
+
+def _backward(kind: Kind, residuals: Any, cotangents: OfLogits) -> tuple[Inputs]:
+    inputs, rest, kept, norms = residuals
+    features, factors, labels, weights, bias = inputs
+    cotangents = OfLogits(
+        *(jnp.zeros_like(rest) if isinstance(x, SymbolicZero) else x for x in cotangents)
+    )
+    rows = _exact_in(kind.low[0], features)
+    is_single = _is_single(kind, inputs)
+    # XLA multiplies row-major factors fastest on a CPU.
+    features_by_column = features.T
+
+    def visit(gradients: Any, first: _First, size: int) -> Any:
+        d_features, d_weights, d_bias = gradients
+        block, block_bias, vectors, of_products, own_norms = _loaded(
+            kind, inputs, norms, first, size
+        )
+        if kept is None:
+            products = _products(kind, rows, vectors)
+        elif is_single:
+            products = kept
+        else:
+            products = flat_columns(_block(d_weights, first, size))[: features.shape[0]]
+        is_target = _is_target(labels, first, size)
+        loaded = products, of_products, block, block_bias
+        d_products, d_logits = _slopes(loaded, rest, is_target, cotangents)
+        if factors is None:
+            d_features = d_features + wide_product(d_products, vectors.T)
+            of_block = partial(_vectors, kind, features.dtype, own_norms)
+            (d_block,) = jax.vjp(of_block, block)[1](wide_product(features_by_column, d_products))
+        else:
+            radial: Any = 0
+            if own_norms is not None:
+                relative = own_norms.relative
+                # Of the columns and their gradients, which need not be read for that.
+                along = jnp.sum(d_products * products, axis=0, keepdims=True)
+                radial = vectors.astype(rest.dtype) * (along * relative**2 * own_norms.scale)
+                d_products = d_products * jnp.where(relative == 0, 0, own_norms.scale)
+            d_products = rounded(d_products, kind.low[0] or kind.low[1])
+            columns = _exact_in(kind.low[1], flat_columns(block))
+            d_features = d_features + times(d_products, columns.T)
+            d_vectors = times(d_products.T, rows).T - radial
+            d_block = d_vectors.reshape(block.shape)
+        d_weights = _with_block(d_weights, d_block, first)
+        if d_bias is not None:
+            d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
+        return d_features, d_weights, d_bias
+
+    d_features, d_weights, d_bias = jax.tree.map(_empty_gradient, (features, weights, bias))
+    if kept is not None and not is_single:
+        d_weights = kept
+    carry = (d_features, d_weights, d_bias)
+    with jax.default_matmul_precision(kind.switch):
+        gradients = _over_blocks(visit, carry, weights.shape[1], kind.block_size)
+    d_features, d_weights, d_bias = gradients
+    d_factors = None
+    if factors is not None:
+        # The products do not know the factors, of which `Σ_c d_ic z_ic` is the gradient.
+        d_factors = jnp.sum(features * d_features, axis=1) * linear.inverse_or_zero(factors)
+    return (Inputs(d_features, d_factors, None, d_weights.astype(weights.dtype), d_bias),)
+
+
+in_blocks.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def _slopes(
+    loaded: tuple[Any, ...],
+    rest: Float[Array, " n"],
+    is_target: Bool[Array, "n B"],
+    cotangents: OfLogits,
+) -> tuple[Float[Array, "n _"], Float[Array, "n B"]]:
+    """Returns the gradients by the products and by the logits of a block of classes.
+
+    What is loaded are the products, and what else `_logits` gets.
+    """
+    products, *others = loaded
+    logits, to_products = jax.vjp(lambda products: _logits(products, *others), products)
+    softmax = jnp.exp(jnp.where(is_target, 0, logits - rest[:, None]))
+    of_rest = cotangents.rest[:, None] * softmax
+    d_logits = jnp.where(is_target, cotangents.target[:, None], of_rest) + cotangents.total[:, None]
+    return to_products(d_logits)[0], d_logits
+
+
+def _block(arrays: Any, first: _First, size: int) -> Any:
+    """Returns `size` of the classes, the second axis of the weights and the only one of a bias."""
+    # Without the barrier, XLA on a CPU converts all of a bfloat16 array ahead of the loop.
+    if on_cpu():
+        arrays, first = lax.optimization_barrier((arrays, first))
+    return jax.tree.map(
+        lambda array: lax.dynamic_slice_in_dim(array, first, size, min(1, array.ndim - 1)), arrays
+    )
+
+
+def _with_block(array: Array, block: Array, first: _First) -> Array:
+    """Returns `array` with `block` in place of classes."""
+    block = block.astype(array.dtype)
+    return lax.dynamic_update_slice_in_dim(array, block, first, min(1, array.ndim - 1))
+
+
+def _empty_gradient(array: Float[Array, " ..."]) -> Float[Array, " ..."]:
+    """Returns the zeros into which the gradients of blocks are written."""
+    # For each block of a bfloat16 array, XLA on a CPU would convert the array there and back.
+    slow = array.dtype == jnp.bfloat16 and on_cpu()
+    return jnp.zeros_like(array, dtype=jnp.float32 if slow else array.dtype)
+
+
+def _over_blocks(
+    visit: Callable[[Any, _First, int], Any], carry: Any, num_classes: int, block_size: int
+) -> Any:
+    """Calls `visit(carry, first class, number of classes)` on every block of the classes.
+
+    The last block, which is smaller, comes first: what it computes is then in the carry, and not in
+    memory during the scan.
+    """
+    if block_size == num_classes:
+        return visit(carry, 0, block_size)
+    num_blocks, remainder = divmod(num_classes, block_size)
+    start = num_blocks * block_size
+
+    def step(carry: Any, first: Array) -> tuple[Any, None]:
+        return visit(carry, first, block_size), None
+
+    if remainder and on_cpu():
+        carry = visit(carry, start, remainder)
+    carry, _ = lax.scan(step, carry, jnp.arange(num_blocks, dtype=jnp.int32) * block_size)
+    if remainder and not on_cpu():
+        carry = visit(carry, start, remainder)
+    return carry
