@@ -57,7 +57,9 @@ _FREE = "AllocateBuffer", "ConcatBitcast"  # Custom calls that take no time.
 def operations(program: str) -> list[Operation]:
     """The operations of the text of a program compiled for a TPU, those in loops too.
 
-    Of the branches of a conditional, the shortest counts: the other one is for rare numbers.
+    Of the branches of a conditional, the shortest counts: the other one is for rare numbers. In a
+    loop whose trips depend on the numbers, such as the one that splits a matrix for its singular
+    vectors, the longest counts: that is the work.
     """
     bodies: dict[str, list[str]] = {}
     entry, lines = "", []
@@ -100,7 +102,8 @@ def operations(program: str) -> list[Operation]:
             elif kind == "conditional":
                 (branches,) = _BRANCHES.findall(line)
                 names = (name.strip(" %") for name in branches.split(","))
-                yield from min((list(walk(name, trips, in_open)) for name in names), key=total)
+                each = [list(walk(name, trips, in_open)) for name in names]
+                yield from (max if in_open else min)(each, key=total)
             elif kind == "call":
                 yield from walk(called["to_apply"], trips, in_open)
             elif cycles := _CYCLES.search(line):
@@ -189,6 +192,7 @@ def cycles_report(problems: Iterable[Problem], topology: str, longest: int = 0) 
     headings += ["the rest", "open loops", "no estimate"]
     note = (
         "Million cycles. Open loops run as often as the numbers need, and count once. Of the sides "
-        "of a branch, the shortest counts. What has no estimate is not in the numbers."
+        "of a branch, the shortest counts, in an open loop the longest. What has no estimate is "
+        "not in the numbers."
     )
     return "\n".join([*table(headings, rows), "", note, *listed])

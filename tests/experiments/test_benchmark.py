@@ -168,7 +168,17 @@ metadata={op_name="jit(f)/while/body/dot_general"}, backend_config={"estimated_c
   ROOT %go = pred[]{:T(512)} and(%few, %wanted)
 }
 
+%skip (t: f32[8,8]) -> f32[8,8] {
+  ROOT %t = f32[8,8]{1,0} parameter(0)
+}
+
+%work (t: f32[8,8]) -> f32[8,8] {
+  ROOT %w = f32[8,8]{1,0} fusion(%t), kind=kLoop, calls=%e, \
+backend_config={"estimated_cycles":"100"}
+}
+
 %search (t: (pred[], f32[8,8])) -> (pred[], f32[8,8]) {
+  %either = f32[8,8]{1,0} conditional(%p, %a, %b), branch_computations={%skip, %work}
   %while.1 = (s32[], f32[8,8]{1,0:T(8,128)}) while(%t), condition=%cond, body=%factor
   ROOT %r = (pred[], f32[8,8]{1,0}) tuple(%i, %while.1)
 }
@@ -184,6 +194,7 @@ backend_config={"estimated_cycles":"9"}
 }
 
 ENTRY %main (x: f32[8,8]) -> f32[8,8] {
+  %seldom = f32[8,8]{1,0} conditional(%p, %a, %b), branch_computations={%work, %skip}
   %room = f32[8,8]{1,0} custom-call(), custom_call_target="AllocateBuffer"
   %while.2 = (pred[], f32[8,8]{1,0:T(8,128)}) while(%t), condition=%not_yet, body=%search
   %rows = f32[8,8]{1,0} fusion(%a, %b), kind=kCustom, calls=%fused_rows
@@ -197,17 +208,18 @@ backend_config={"estimated_cycles":"20"}
 def test_cycles_are_added_up_over_the_trips_of_loops():
     found = cycles.operations(COMPILED)
     assert [(it.cycles, it.trips, it.is_product) for it in found if not it.unknown] == [
+        (100, 1, False),
         (9, 3, False),
         (500, 3, True),
         (20, 1, False),
     ]
-    assert found[3].of == "jit(f)/while/body/dot_general"
-    assert cycles.total(found) == 1547
+    assert found[4].of == "jit(f)/while/body/dot_general"
+    assert cycles.total(found) == 1647
 
 
 def test_a_loop_that_depends_on_the_numbers_counts_once_and_what_has_no_estimate_is_named():
     found = cycles.operations(COMPILED)
-    assert cycles.total(it for it in found if it.in_open_loop) == 27
+    assert cycles.total(it for it in found if it.in_open_loop) == 127
     assert cycles.unknown(found) == "3 Cholesky, 1 gather"
 
 
