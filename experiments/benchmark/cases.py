@@ -43,7 +43,7 @@ class Size(NamedTuple):
 class Case:
     """A loss, its sizes and its arrays."""
 
-    name: str  # Also of its form in PyTorch, a key of `torch_forms.FORMS`.
+    name: str  # Also of its form in PyTorch, if it has one: a key of `torch_forms.FORMS`.
     loss: Callable[..., Array]  # From the arrays to a scalar.
     paper: Size  # The size at which the paper uses it.
     arrays: tuple[str, ...]  # Names of the arrays, keys of `_DRAWS`.
@@ -57,12 +57,14 @@ class Case:
     order of their distances, which is another for each form where two are equal but for rounding.
     """
     own: tuple[Size, ...] = ()  # Sizes of which PyTorch's forms are not measured.
+    value_only: bool = False  # It has no gradient.
 
     @property
     def differentiable(self) -> tuple[int, ...]:
         """Positions of the arrays that gradients are taken for."""
         varied = ("logits", "features", "view", "own_keys", "weights", "bias")
-        return tuple(i for i, name in enumerate(self.arrays) if name in varied)
+        named = enumerate(() if self.value_only else self.arrays)
+        return tuple(i for i, name in named if name in varied)
 
     @property
     def large(self) -> Size:
@@ -92,7 +94,8 @@ class Problem(NamedTuple):
 
     def cells(self) -> list[str]:
         """The name, the size and the dtype, as tables have them."""
-        numbers = self.size if "labels" in self.case.arrays or not self.size.d else self.size[:2]
+        has_classes = "labels" in self.case.arrays or not self.size.d or not self.size.n
+        numbers = self.size if has_classes else self.size[:2]
         return [self.case.name, " × ".join(f"{n:,}" for n in numbers if n), self.dtype]
 
 
@@ -132,6 +135,7 @@ _DRAWS: dict[str, Callable[[Array, Size], Array]] = {
     "weights": lambda key, size: size.d**-0.5 * _normal(key, (size.d, size.C)),
     "bias": lambda key, size: 0.1 * _normal(key, (size.C,)),
     "prototypes": _prototypes,
+    "means": lambda key, size: _normal(key, (size.d, size.C)),
     "assignment": lambda key, size: jax.random.permutation(key, size.C),
     "references": lambda key, size: _rows(key, _NUM_REFERENCES, size.d),
     "reference_labels": lambda key, size: jax.random.randint(key, (_NUM_REFERENCES,), 0, size.C),
@@ -220,6 +224,7 @@ FLOORS: dict[str, Callable[..., Any]] = {
     # 3 products n·d·C, 2 of n·n·d, 4 of n·d·d; not the singular vectors.
     "spectral sum": lambda x, y, w, *_: (_linear(x, y, w), _complement(x, w[:, : len(w)])),
     "groups": _groups,  # 3 products G·n·d·C.
+    "cosines": lambda means, prototypes: product(means.T, prototypes),  # One product C·d·C.
 }
 """What a loss and its gradient cannot avoid, as functions of the loss's arrays."""
 
@@ -391,6 +396,46 @@ CASES: tuple[Case, ...] = (
     _on_views("barlow_twins", jaxloss.barlow_twins_loss, _VIEWS, floor="correlations"),
 )
 
+_RESNET_50 = Size(4_096, 2_048, 1_000)  # ImageNet.
+_CUB_MARGIN = Size(4_096, 640, 100)  # Or all classes of mini-ImageNet; ResNet-12.
+_MULTI_LABEL = tuple(case.name for case in CASES if "targets" in case.arrays)
+
+FOR_ACCELERATORS: tuple[Case, ...] = (
+    _on_layer(
+        "group_softmax_random",
+        lambda x, y, w, b: jaxloss.group_softmax_loss(
+            *(x, y, w, b),
+            num_groups=GROUPS,
+            # A key that is known would be a constant, and with it all groups.
+            groups=jaxloss.random_groups(jax.random.key(y[0]), len(x), x.shape[1], GROUPS),
+        ),
+        _RESNET_50,
+        floor="groups",
+    ),
+    Case(
+        "discriminative_groups",
+        partial(jaxloss.discriminative_groups, num_groups=GROUPS),
+        _RESNET_50,
+        _LAYER[:3],
+        "pass",
+        value_only=True,
+    ),
+    Case(
+        "assign_prototypes",
+        jaxloss.assign_prototypes,
+        Size(0, 512, 1_000),
+        ("means", "prototypes"),
+        "cosines",
+        value_only=True,
+    ),
+    _on_proxies(
+        "linear_margin_softmax",
+        lambda x, y, w: _margin_softmax(jaxloss.linear_logits(x, w), y),
+        _CUB_MARGIN,
+    ),
+)
+"""What no table of a CPU has: it has no form in PyTorch, and one size."""
+
 
 def _accelerator_rows() -> list[Problem]:
     """The most important ones first: the losses that most use, at a medium size."""
@@ -402,12 +447,20 @@ def _accelerator_rows() -> list[Problem]:
     )
     others = {"multi_similarity": Size(8_192, 512, 1_024), "prototypical": Size(8_192, 512, 64)}
     others |= dict.fromkeys(("proxy_anchor", "proxy_nca"), Size(4_096, 512, 10_000))
-    others |= {"group_softmax": Size(4_096, 512, 1_000)}
+    others |= {"group_softmax": _RESNET_50}
     order: Any = [("bfloat16", sizes) for sizes in (medium, small, large)]
     order += [("float32", sizes) for sizes in (medium, small)]
     order += [("bfloat16", others), ("mixed", {"classifier": medium["classifier"]})]
     order += [("float32", large), ("float32", others)]
-    named = {case.name: case for case in CASES}
+    sums: Sequence[str] = "sum", "direct_sum", "spectral_sum_with_basis", "spectral_sum"
+    papers = {"group_softmax_random": _RESNET_50, "discriminative_groups": _RESNET_50}
+    papers |= dict.fromkeys(sums, _RESNET_50)
+    papers |= dict.fromkeys(("prototype", "dot_regression"), Size(4_096, 512, 1_000))
+    papers |= {"assign_prototypes": Size(0, 512, 1_000)}
+    papers |= dict.fromkeys(_MULTI_LABEL, Size(4_096, 0, 1_000))
+    papers |= dict.fromkeys(("linear_margin_softmax", "cosine_margin_softmax"), _CUB_MARGIN)
+    order += [("bfloat16", papers), ("float32", papers)]
+    named = {case.name: case for case in (*CASES, *FOR_ACCELERATORS)}
     return [
         Problem(named[name], size, dtype, "accelerator")
         for dtype, sizes in order

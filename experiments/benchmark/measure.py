@@ -24,10 +24,10 @@ TOLERANCE = 1e-3  # Largest disagreement of forms that are timed, unless a case 
 
 
 def jax_program(
-    function: Callable[..., Any], arrays: Sequence[Any], differentiable: tuple[int, ...] | None
+    function: Callable[..., Any], arrays: Sequence[Any], differentiable: tuple[int, ...]
 ) -> Any:
     """Value and gradients, compiled for such arrays, or for `jax.ShapeDtypeStruct`s."""
-    if differentiable is not None:
+    if differentiable:
         function = jax.value_and_grad(function, argnums=differentiable)
     return jax.jit(function).lower(*arrays).compile()
 

@@ -122,7 +122,7 @@ def measure_problem(problem: Problem, torch: Any) -> Row:
     memory: dict[str, float] = {"gradients": sum(arrays[i].nbytes for i in differentiable)}
 
     def of_jax(name: str, form: Callable[..., Any]) -> Run:
-        program = jax_program(form, arrays, differentiable if name != FLOOR else None)
+        program = jax_program(form, arrays, differentiable if name != FLOOR else ())
         if name != FLOOR:
             memory[name] = program.memory_analysis().temp_size_in_bytes
         return jax_run(program, arrays)
@@ -145,7 +145,7 @@ def measure_problem(problem: Problem, torch: Any) -> Row:
         from experiments.benchmark.torch_forms import FORMS, package_forms
 
         torch.compiler.reset()  # It compiles a function eight times at most.
-        forms |= dict.fromkeys(TORCH, (of_torch, FORMS[case.name]))
+        forms |= dict.fromkeys(TORCH, (of_torch, FORMS.get(case.name)))
         if dtype == "float32" and find_spec("pytorch_metric_learning"):
             forms[_PML] = of_torch, package_forms().get(case.name)
     found = measure(

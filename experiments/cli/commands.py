@@ -382,16 +382,23 @@ class Benchmark:
     how long one chip takes by the estimate of its compiler. Needs the extra `tpu`, but no TPU."""
     operations: int = 0
     """With --cycles, list so many of the longest operations of each loss."""
+    precisions: bool = False
+    """With --cycles, compare the settings of `jax.default_matmul_precision`: for losses that
+    multiply matrices, the estimate and the errors of the value and of the gradients."""
 
     def run(self, typed: str) -> int:
         """Measures, prints the table, writes it."""
         from experiments.benchmark.cases import problems_of
         from experiments.benchmark.cycles import cycles_report
+        from experiments.benchmark.precision import precision_report
         from experiments.benchmark.run import run_benchmark
 
         if self.cycles:
             problems = problems_of(self.names, "accelerator", self.dtype or "bfloat16")
-            print(cycles_report(problems, self.cycles, self.operations))
+            if self.precisions:
+                print(precision_report(problems, self.cycles))
+            else:
+                print(cycles_report(problems, self.cycles, self.operations))
             return 0
         for package in ("torch", "pytorch_metric_learning"):
             if find_spec(package) is None and self.size != "accelerator":
