@@ -7,10 +7,11 @@ of parts that are large enough.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 from unittest import mock
 
@@ -18,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax._src.lax.lax import _dot_general_lower  # There is no public way to the one of a CPU.
 from jax.extend.core.primitives import dot_general_p
 from jax.interpreters import mlir
 
@@ -30,7 +30,6 @@ from experiments.reporting.markdown import table
 
 SETTINGS = "", "high", "bfloat16"  # Of `jax.default_matmul_precision`; "" is its default.
 _PARTS = {lax.Precision.DEFAULT: 1, lax.Precision.HIGH: 2, lax.Precision.HIGHEST: 3}
-_AS_IT_IS = lax.DotAlgorithmPreset.F32_F32_F32  # The product of two parts, on a CPU.
 _MOST_ROWS = 512  # That errors are measured with.
 
 
@@ -55,13 +54,29 @@ def _parts(array: Array, number: int) -> list[Array]:
     return found
 
 
-def _in_passes(a: Array, b: Array, dimensions: Any, precision: Any, dtype: Any) -> Array:
+def _product(a: Array, b: Array, dimensions: Any) -> Array:
+    """`lax.dot_general` of a CPU by another operation, whose lowering stays as it is."""
+    ((of_a, of_b), batch) = dimensions
+    assert batch == ((), ()), "no loss has products in a batch"
+    free = [[k for k in range(x.ndim) if k not in of] for x, of in ((a, of_a), (b, of_b))]
+    x, y = (
+        x.transpose(*own, *of).reshape(-1, math.prod(x.shape[k] for k in of))
+        for x, own, of in ((a, free[0], of_a), (b, free[1], of_b))
+    )
+    found = lax.conv_general_dilated(x, y, (), "VALID", precision="highest")
+    return found.reshape(*(x.shape[k] for x, own in zip((a, b), free, strict=True) for k in own))
+
+
+def _as_a_tpu(a: Array, b: Array, *, dimension_numbers: Any, precision: Any, **options: Any) -> Any:
     """`lax.dot_general` as a TPU computes it: one, three or six passes for two float32 arrays."""
+    dtype = options["preferred_element_type"] or jnp.result_type(a, b)
+    if not {a.dtype, b.dtype} <= {np.dtype("float32"), jnp.dtype(jnp.bfloat16)}:
+        return _product(a.astype(dtype), b.astype(dtype), dimension_numbers)
     of_a, of_b = precision or (lax.Precision.DEFAULT, lax.Precision.DEFAULT)
     parts = _parts(a, _PARTS[of_a]), _parts(b, _PARTS[of_b])
     most = max(map(len, parts))
     products = [
-        lax.dot_general(x, y, dimensions, precision=_AS_IT_IS)
+        _product(x, y, dimension_numbers)
         for i, x in enumerate(parts[0])
         for j, y in enumerate(parts[1])
         if i + j < most
@@ -69,30 +84,13 @@ def _in_passes(a: Array, b: Array, dimensions: Any, precision: Any, dtype: Any) 
     return reduce(jnp.add, reversed(products)).astype(dtype)
 
 
-def _lowered(context: Any, a: Any, b: Any, **options: Any) -> Any:
-    dtypes = {of.dtype for of in context.avals_in}
-    precision, dimensions = options["precision"], options["dimension_numbers"]
-    if precision == _AS_IT_IS or not dtypes <= {np.dtype("float32"), jnp.dtype(jnp.bfloat16)}:
-        return _dot_general_lower(context, a, b, platform="cpu", **options)
-    (out,) = context.avals_out
-
-    def passes(a: Array, b: Array) -> Array:
-        return _in_passes(a, b, dimensions, precision, out.dtype)
-
-    return mlir.lower_fun(passes, multiple_results=False)(context, a, b)
-
-
 @contextmanager
 def tpu_on_a_cpu() -> Iterator[None]:
-    """A context in which the programs of a TPU are traced, and run on a CPU with its products."""
-    mlir.register_lowering(dot_general_p, _lowered, platform="cpu")
-    try:
-        with mock.patch.object(jax, "default_backend", return_value="tpu"):
-            yield
-    finally:
-        of_cpu = partial(_dot_general_lower, platform="cpu")
-        mlir.register_lowering(dot_general_p, of_cpu, platform="cpu")
-        jax.clear_caches()
+    """Programs of a TPU are traced. From now on, the process multiplies as a TPU does."""
+    rule = mlir.lower_fun(_as_a_tpu, multiple_results=False)
+    mlir.register_lowering(dot_general_p, rule, platform="cpu")
+    with mock.patch.object(jax, "default_backend", return_value="tpu"):
+        yield
 
 
 def errors(problem: Problem, switches: Sequence[str]) -> list[tuple[float, float]]:
