@@ -121,6 +121,7 @@ def _scaled_inverse_norms(axis: int, x: Float[Array, "a b"]) -> InverseNorms:
     # A number below tiny counts as 0, as some processors have it. NaN stays visible.
     zero = jnp.max(jnp.abs(x), axis=axis, keepdims=True) <= jnp.finfo(x.dtype).tiny
     squared = jnp.sum((x * scale) ** 2, axis=axis, keepdims=True)
+    squared = squared + (squared - squared)  # NaN where it is infinite, as the vector is.
     return InverseNorms(scale, jnp.where(zero, 0, lax.rsqrt(jnp.where(zero, 1, squared))))
 
 

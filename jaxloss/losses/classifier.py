@@ -71,9 +71,11 @@ def classifier_loss(
         also lowers the target's logit in the mean over the classes.
       block_size: Number of classes in a block. By default it follows from the shapes and the
         backend, with a single block where n·C is small or C ≤ 4d. A single block keeps its logits
-        for the gradient. So do several if n ≤ d, in the memory of the weights' gradient; otherwise
-        they are computed again, as always for bfloat16 and float16 on an accelerator. These and
-        several blocks have a custom gradient: take it with `jax.grad`, because `jax.jvp` of the
+        for the gradient. So do several if n ≤ d, in the memory of the weights' gradient. If n > d,
+        a mean or a sum has blocks of rows instead, each with its value and its gradient, as long as
+        the logits of 128 rows are at most 16 MB, or 256 MB on an accelerator. Otherwise, logits are
+        computed again, as always for bfloat16 and float16 on an accelerator. All but a single block
+        of float32 have a custom gradient: take it with `jax.grad`, because `jax.jvp` of the
         loss raises a `TypeError`. The gradient itself has both modes.
       class_axis_name: A mapped axis, or a tuple of them, over which the classes are split. Each
         device passes its columns of `weights` and `bias`, and its margins `[C]`, in the order of
