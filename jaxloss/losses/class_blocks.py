@@ -271,11 +271,10 @@ def _is_target(labels: Integer[Array, " n"], first: _First, size: int) -> Bool[A
 
 
 def _one_block(kind: Kind, inputs: Inputs) -> OfLogits:
-    features, _, labels, weights, bias = inputs
-    vectors = _vectors(kind, features.dtype, _norms(kind, weights, features.dtype), weights)
-    products = linear.product_with_columns(features, vectors)
-    logits = _logits(products, None, weights, bias)
-    return _result(_sums(logits, _is_target(labels, 0, weights.shape[1])))
+    _, (features, _, labels, vectors, bias) = unit_vectors(kind, inputs)
+    products = linear.product_with_columns(features, flat_columns(vectors))
+    logits = _logits(products, None, vectors, bias)
+    return _result(_sums(logits, _is_target(labels, 0, vectors.shape[1])))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

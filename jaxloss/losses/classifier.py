@@ -193,8 +193,8 @@ class _Known(NamedTuple):
     kind: Kind
     structure: Any
     """Of the terms."""
-    numbers: tuple[float | None, ...]
-    """The terms that are Python numbers, and None in place of arrays."""
+    places: tuple[tuple[str, Any], ...]
+    """Where each term is: a number, or its index among those of the rows or the shared ones."""
 
 
 def _by_rows(
@@ -208,19 +208,25 @@ def _by_rows(
     """Returns the sum of the losses times their shares, with the gradient from the same visit."""
     kind, inputs = class_blocks.unit_vectors(kind, inputs)
     leaves, structure = jax.tree.flatten(terms)
-    is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
-    numbers = tuple(None if it else leaf for it, leaf in zip(is_array, leaves, strict=True))
-    arrays = [jnp.broadcast_to(leaf, valid.shape) for leaf in leaves if isinstance(leaf, jax.Array)]
-    floats = in_blocks((inputs.features, shares, arrays), size)
+    places, arrays = [], {"rows": [], "shared": []}
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array):
+            where = "rows" if leaf.ndim else "shared"
+            places.append((where, len(arrays[where])))
+            arrays[where].append(leaf)
+        else:
+            places.append(("number", leaf))
+    floats = in_blocks((inputs.features, shares, arrays["rows"]), size)
     integers = in_blocks((inputs.labels, valid), size)
-    arguments = batch.vary_alike((floats, integers, (inputs.weights, inputs.bias)))
-    return sum_of_blocks(partial(_total, _Known(kind, structure, numbers)), *arguments)
+    shared = inputs.weights, inputs.bias, arrays["shared"]
+    total = partial(_total, _Known(kind, structure, tuple(places)))
+    return sum_of_blocks(total, *batch.vary_alike((floats, integers, shared)))
 
 
 def _total(known: _Known, floats: Any, integers: Any, shared: Any) -> Float[Array, ""]:
-    (features, shares, arrays), (labels, valid), (vectors, bias) = floats, integers, shared
-    rest = iter(arrays)
-    leaves = [next(rest) if number is None else number for number in known.numbers]
+    (features, shares, of_rows), (labels, valid), (vectors, bias, of_all) = floats, integers, shared
+    arrays = {"rows": of_rows, "shared": of_all}
+    leaves = [arrays[where][k] if where in arrays else k for where, k in known.places]
     terms = jax.tree.unflatten(known.structure, leaves)
     inputs = Inputs(features, None, labels, vectors, bias)
     found: Any = class_blocks.in_blocks(known.kind, inputs)

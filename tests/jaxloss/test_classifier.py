@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import jaxloss
+from jaxloss.losses import class_blocks
 from tests.jaxloss import harness
 from tests.jaxloss.harness import QUICK, P, assert_close, compiled, enable_x64, magnitude
 from tests.tolerances import FLOAT32
@@ -83,6 +84,49 @@ def test_products_that_wait_in_the_gradient(centres):
             return jax.jit(lambda *x: [f(*x) for f in (slope, curved, *single)])(features, weights)
 
         assert_close(run(5), run(CLASSES), 1e-13)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "devices"), [((6, CLASSES), 1), ((6, CLASSES, 3), 4)])
+def test_rows_in_blocks(shape, devices, monkeypatch):
+    """Each with its gradient, by every number: as one block, with second derivatives."""
+    monkeypatch.setattr(class_blocks, "rows_of_block", lambda *_: 3)
+    rng = np.random.default_rng(113)
+    labels = rng.integers(-1, CLASSES, 16).astype(np.int32)
+
+    def loss(numbers, x, margins, block_size, axis_name=None, labels=labels):
+        weights, bias, options = numbers
+        options = options | {"sample_margin": margins, "sample_angular_margin": margins / 3}
+        options |= {"sample_weights": 1 + margins**2, "block_size": block_size}
+        arrays = x, labels, weights, bias
+        return jaxloss.classifier_loss(
+            *arrays, similarity="cosine", where=labels % 3 > 0, axis_name=axis_name, **options
+        )
+
+    def in_blocks(numbers, x, margins):
+        if devices == 1:
+            return loss(numbers, x, margins, None)
+        return jax.shard_map(
+            lambda *args: loss(*args[:3], None, "batch", args[3]),
+            mesh=mesh((4, 1)),
+            in_specs=(P(), P("batch"), P("batch"), P("batch")),
+            out_specs=P(),
+        )(numbers, x, margins, labels)
+
+    with enable_x64(True):
+        options = {"scale": 3.0, "label_smoothing": 0.2, "margin": rng.normal(size=CLASSES)}
+        numbers = rng.normal(size=shape), rng.normal(size=CLASSES), options
+        args = jax.tree.map(jnp.asarray, (numbers, rng.normal(size=(16, 6)), rng.normal(size=16)))
+
+        def derivatives(function):
+            slope = jax.value_and_grad(function, argnums=(0, 1, 2))
+            waves = jax.grad(lambda *x: sum(map(jnp.sum, map(jnp.sin, jax.tree.leaves(slope(*x))))))
+            along = jax.jvp(slope, args, jax.tree.map(jnp.cos, args))[1]
+            return slope(*args), waves(*args), along
+
+        got = jax.jit(lambda: derivatives(in_blocks), compiler_options=QUICK)()
+        expected = jax.jit(lambda: derivatives(lambda *x: loss(*x, CLASSES)))()
+        assert_close(got, expected, 1e-12)
 
 
 def test_confident_samples():

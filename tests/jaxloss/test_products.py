@@ -309,6 +309,38 @@ def test_logits_of_cosines_are_relative_to_those_of_some_classes(platform, rows,
     assert_close(widen(known), widen(traced), 2.0**-7)
 
 
+def test_a_logit_far_above_those_of_some_classes(platform):
+    """Relative to these, its exponential overflows: a second visit has the maximum of all."""
+    x, w = jnp.asarray(numbers(22, (10, 6)), BFLOAT16), jnp.asarray(numbers(23, (6, 200)), BFLOAT16)
+    labels, w = jnp.arange(10) * 5, w.at[:, 150].multiply(256)
+
+    def results(x, w):
+        loss = partial(jaxloss.classifier_loss, labels=labels, block_size=64)
+        return jax.jit(jax.value_and_grad(lambda x, w: loss(x, weights=w), (0, 1)))(x, w)
+
+    (value, gradients), wide = results(x, w), [np.asarray(a, np.float64) for a in (x, w)]
+    with enable_x64(True):
+        expected = widen(results(*map(jnp.asarray, wide)))
+    np.testing.assert_allclose(value, expected[0], rtol=4 * FLOAT32)
+    assert_close(widen(gradients), expected[1], rounded_to(BFLOAT16))
+
+
+@over([row for row in TILED if row.name in ("nca_in_tiles", "classifier_angles_in_blocks")])
+def test_one_pass_in_gradients_if_the_switch_of_jax_says_so(row):
+    """A cotangent is then one number of 8 bits, also where the switch is set for the loss alone."""
+    args = cast(low_batch(row, BFLOAT16).args, row.differentiable, BFLOAT16)
+
+    def two_passes(setting):
+        def loss(x):
+            with jax.default_matmul_precision(setting):
+                return row.function(x, *args[1:], **row.kwargs)
+
+        return "HIGH" in for_tpu(jax.grad(loss), args[0])
+
+    assert two_passes(None)
+    assert not two_passes("bfloat16")
+
+
 def test_padding_does_not_leak_into_proxies(platform):
     x, proxies = (jnp.asarray(numbers(seed, (6, 6)), BFLOAT16) for seed in (24, 25))
     labels = jnp.array([0, 1, 2, 0, 1, -1])
