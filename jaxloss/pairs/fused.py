@@ -28,7 +28,7 @@ from jaxtyping import Float
 from jaxloss.core.batch import vary_alike
 from jaxloss.pairs import tiles, visits
 from jaxloss.pairs.comparison import Comparison
-from jaxloss.pairs.rows import How, in_blocks, joined
+from jaxloss.pairs.rows import How, as_compared, in_blocks, joined
 from jaxloss.pairs.statistics import ByClass, Pair, Params, Parts, Statistic
 from jaxloss.pairs.towers import Towers
 
@@ -81,6 +81,7 @@ def _of_all(how: How, sums: ByClass) -> Float[Array, "k a"]:
     return sums.negative if how.ignores_equal else sums.positive + sums.negative
 
 
+@as_compared
 def _weighted_forward(
     how: How, statistics: tuple[Statistic, ...], inputs: tiles.Inputs, weights: Float[Array, "k a"]
 ) -> tuple[tuple[Float[Array, ""], tuple[ByClass, ...]], Any]:

@@ -50,7 +50,7 @@ from jaxloss.core.batch import AxisName, axis_size, gather, own_positions, pass_
 from jaxloss.core.linear import sizes_are_known
 from jaxloss.core.programs import compiled_once
 from jaxloss.pairs import tiles
-from jaxloss.pairs.rows import How, Rows, center_for, in_blocks, joined
+from jaxloss.pairs.rows import How, Rows, as_compared, center_for, in_blocks, joined
 from jaxloss.pairs.statistics import ByClass, Params, Statistic
 
 GATHERED_BYTES = 2**24
@@ -354,6 +354,7 @@ def _statistics(
     return forward(how, statistics, inputs)[0]
 
 
+@as_compared
 def forward(
     how: How,
     statistics: tuple[Statistic, ...],
@@ -388,6 +389,7 @@ def forward(
     return results, Residuals(inputs, (own, others), states, kept)
 
 
+@as_compared
 def backward(
     how: How, statistics: tuple[Statistic, ...], residuals: Residuals, cotangents: Any
 ) -> tuple[tiles.Inputs]:
