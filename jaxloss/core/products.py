@@ -18,6 +18,7 @@ none is: it multiplies float32 numbers as fast.
 from __future__ import annotations
 
 import operator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, reduce
 from typing import Any, TypeAlias
 
@@ -45,15 +46,35 @@ def low_dtypes(*arrays: Float[Array, " ..."]) -> tuple[Low, ...]:
 
 
 def product(
-    a: Float[Array, "n k"], b: Float[Array, "k m"], low: tuple[Low, Low] = (None, None)
+    a: Float[Array, "n k"],
+    b: Float[Array, "k m"],
+    low: tuple[Low, Low] = (None, None),
+    among: tuple[Low, ...] = (),
 ) -> Float[Array, "n m"]:
     """Returns `a @ b`, with a gradient of the same precision.
 
     Args:
       a, b: float32 or float64.
       low: In which low dtype a is exact, and in which b. One that is not would be rounded.
+      among: The same of what a and b are computed from. Where any is low, cotangents have 16 bits.
     """
-    return wide_product(a, b) if low == (None, None) else _low_product(low, a, b)
+    return _low_product(low, a, b) if any(low + among) else wide_product(a, b)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def gram_of(columns: Float[Array, "k n"], low: Low, among: tuple[Low, ...]) -> Float[Array, "n n"]:
+    """Returns `product(columns.T, columns, (low, low), among)`, whose gradient is one product."""
+    return product(columns.T, columns, (low, low), among)
+
+
+@gram_of.defjvp
+def _gram_jvp(
+    low: Low, among: tuple[Low, ...], primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+    (columns,), (d_columns,) = primals, tangents
+    precision = _of_cotangents() if any(among) else lax.Precision.HIGHEST
+    half = _mixed(low, precision, d_columns.T, columns)
+    return gram_of(columns, low, among), half + half.T
 
 
 def wide_product(a: Float[Array, " *n k"], b: Float[Array, "k m"]) -> Float[Array, " *n m"]:
@@ -71,9 +92,26 @@ def switch() -> Any:
     return jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def _of_cotangents() -> lax.Precision:
+    """Returns in which precision a TPU multiplies cotangents with low-precision rows."""
+    return lax.Precision.DEFAULT if switch() in _ONE_PASS else lax.Precision.HIGH
+
+
+def sixteen_bits(enough: bool) -> AbstractContextManager[None]:
+    """Returns where `wide_product` takes three passes on a TPU, if 16 bits of each are enough.
+
+    They are for cotangents of low-precision arrays, and for rows computed from such rows. Elsewhere
+    than on TPUs, the same switch may be one of 11 bits.
+    """
+    usable = enough and platform() == "tpu" and switch() is None
+    return jax.default_matmul_precision("high") if usable else nullcontext()
+
+
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _low_product(low: tuple[Low, Low], a: Array, b: Array) -> Array:
     if low[0] == low[1]:
+        if low[0] is None:
+            return wide_product(a, b)
         return exact_product(a.astype(low[0]), b.astype(low[1]))
     if low[1] is not None:
         return _mixed(low[1], lax.Precision.HIGHEST, a, b)
@@ -85,16 +123,19 @@ def _low_product_jvp(
     low: tuple[Low, Low], primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     (a, b), (d_a, d_b) = primals, tangents
-    by_a = _mixed(low[1], lax.Precision.HIGH, d_a, b)
-    by_b = _mixed(low[0], lax.Precision.HIGH, d_b.T, a.T).T
+    by_a = _mixed(low[1], _of_cotangents(), d_a, b)
+    by_b = _mixed(low[0], _of_cotangents(), d_b.T, a.T).T
     return _low_product(low, a, b), by_a + by_b
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _mixed(low: Low, precision: lax.Precision, wide: Array, rows: Array) -> Array:
     """Returns `wide @ rows`; `rows` are exact in the low dtype. JAX can transpose it by `wide`."""
-    if low is None or platform() != "tpu":  # Parts could not be transposed.
+    if platform() != "tpu":  # Parts could not be transposed.
         return wide_product(wide, rows)
+    if low is None:
+        with sixteen_bits(precision == lax.Precision.HIGH):
+            return wide_product(wide, rows)
     return _mixed_on_tpu(wide, rows.astype(low), precision)
 
 
@@ -105,6 +146,17 @@ def _mixed_jvp(
     (wide, rows), (d_wide, d_rows) = primals, tangents
     tangent = _mixed(low, precision, d_wide, rows) + wide_product(wide, d_rows)
     return _mixed(low, precision, wide, rows), tangent
+
+
+@jax.custom_jvp
+def with_cotangent_at_once(array: Float[Array, " *shape"]) -> Float[Array, " *shape"]:
+    """Returns the array. XLA does not compute its cotangent in each block of a product anew."""
+    return array
+
+
+@with_cotangent_at_once.defjvp
+def _cotangent_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return primals[0], lax.optimization_barrier(tangents[0])
 
 
 # For gradients that are written by hand ----

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +12,10 @@ from jax import Array, lax
 from jaxtyping import Bool, Float
 
 from jaxloss.core import checks
+from jaxloss.core.backend import platform
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import sizes_are_known, widen
-from jaxloss.core.products import wide_product
+from jaxloss.core.products import Low, gram_of, low_dtypes, product, sixteen_bits, wide_product
 from jaxloss.core.sharding import divided
 
 
@@ -56,7 +59,7 @@ def project_classifier(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (vi). Its
       λ / (ε + λ) holds for the eigenvalues λ = σ² of WᵀW.
     """
-    return _split(features, weights, epsilon)[0]
+    return split(_checked(features, weights), epsilon)[0]
 
 
 @divided(result="rows")
@@ -91,35 +94,47 @@ def project_complement(
     References:
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, supplement eq. (vi), (vii).
     """
-    return _split(features, weights, epsilon)[1]
+    return split(_checked(features, weights), epsilon)[1]
 
 
-def _checked(features: Any, weights: Any) -> tuple[Float[Array, "n d"], Float[Array, "d C"]]:
-    """Checks the arguments, and widens them to one dtype."""
+Classifier: TypeAlias = tuple[Float[Array, "n d"], Float[Array, "d C"], tuple[Low, Low]]
+"""Features and weights in one wide dtype, and in which low dtype each of them is exact."""
+
+
+def _checked(features: Any, weights: Any) -> Classifier:
+    """Checks the arguments, and widens them."""
     features = checks.floating("features", features, "n d")
     weights, _ = checks.classifier(features, weights)
-    return widen(features, weights)  # pyright: ignore[reportReturnType]
+    return *widen(features, weights), low_dtypes(features, weights)  # pyright: ignore
 
 
-def _split(
-    features: Any, weights: Any, epsilon: Any
+def split(
+    classifier: Classifier, epsilon: Any, products: Float[Array, "n C"] | None = None
 ) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
-    """Returns the parts of the features inside the classifier's subspace and outside it."""
-    features, weights = _checked(features, weights)
+    """Returns the parts of the features inside the classifier's subspace and outside it.
+
+    Args:
+      classifier: Features and weights.
+      epsilon: Not checked yet.
+      products: `X W`, if they are known.
+    """
+    features, weights, low = classifier
     epsilon = checks.in_range("epsilon", epsilon, weights.dtype, at_least=0)
     dim, num_classes = weights.shape
     if num_classes <= dim:
-        coordinates, _ = _solve_gram(weights, epsilon, wide_product(features, weights).T)
-        inside = wide_product(weights, coordinates).T
+        if products is None:
+            products = product(features, weights, low)
+        coordinates, _ = _solve_gram(weights, epsilon, products.T, low)
+        inside = product(weights, coordinates, (low[1], None), low).T
         return inside, features - inside
     # W(WᵀW+εI)⁻¹Wᵀ = I − ε(WWᵀ+εI)⁻¹ needs the smaller Gram matrix only.
-    solution, used_epsilon = _solve_gram(weights.T, epsilon, features.T)
+    solution, used_epsilon = _solve_gram(weights.T, epsilon, features.T, low)
     outside = used_epsilon * solution.T
     return features - outside, outside
 
 
 def _solve_gram(
-    factors: Float[Array, "m k"], epsilon: Number, right: Float[Array, "k n"]
+    factors: Float[Array, "m k"], epsilon: Number, right: Float[Array, "k n"], low: tuple[Low, Low]
 ) -> tuple[Float[Array, "k n"], Number]:
     """Returns `(FᵀF + εI)⁻¹ R` and the ε in use.
 
@@ -129,21 +144,26 @@ def _solve_gram(
     # Zeros like `right` make the Gram matrix vary over the same devices, as the transposed solve
     # requires.
     factors = factors + jnp.zeros_like(right, shape=factors.shape)
-    gram = wide_product(factors.T, factors)
-    lower, used_epsilon = _factorize(lax.stop_gradient(factors), lax.stop_gradient(gram), epsilon)
+    gram = gram_of(factors, low[1], low)
+    solve, used_epsilon = _solver(lax.stop_gradient(factors), lax.stop_gradient(gram), epsilon)
+
+    def transpose_solve(_: Any, right: Float[Array, "k n"]) -> Float[Array, "k n"]:
+        with sixteen_bits(any(low)):
+            return solve(right)
+
     solution = lax.custom_linear_solve(
-        lambda x: wide_product(gram, x) + used_epsilon * x,
+        lambda x: product(gram, x, among=low) + used_epsilon * x,
         right,
-        lambda _, b: jax.scipy.linalg.cho_solve((lower, True), b),
-        symmetric=True,
+        lambda _, right: solve(right),
+        transpose_solve,
     )
     return solution, used_epsilon
 
 
-def _factorize(
+def _solver(
     factors: Float[Array, "m k"], gram: Float[Array, "k k"], epsilon: Number
-) -> tuple[Float[Array, "k k"], Number]:
-    """Returns L with `L Lᵀ = FᵀF + εI`, and ε, increased where rounding requires it.
+) -> tuple[Callable[[Float[Array, "k n"]], Float[Array, "k n"]], Number]:
+    """Returns `R ↦ (FᵀF + εI)⁻¹ R`, and ε, increased where rounding requires it.
 
     A Gram matrix squares the condition number: its rounding error is not small against ε if W has
     large and small singular values. `Q = F L⁻ᵀ`, with √ε L⁻ᵀ below it, is almost orthonormal, so
@@ -152,12 +172,33 @@ def _factorize(
     """
     tolerance = 2 * max(factors.shape) * float(jnp.finfo(gram.dtype).eps)
     first, used_epsilon = _cholesky(gram, epsilon, tolerance)
-    root = jnp.sqrt(lax.stop_gradient(used_epsilon)) * jnp.eye(len(gram), dtype=gram.dtype)
+    root = jnp.sqrt(lax.stop_gradient(used_epsilon))
     basis, rest = (
-        jax.scipy.linalg.solve_triangular(first, right, lower=True) for right in (factors.T, root)
+        jax.scipy.linalg.solve_triangular(first, right, lower=True)
+        for right in (factors.T, root * jnp.eye(len(gram), dtype=gram.dtype))
     )
-    second = jnp.linalg.cholesky(wide_product(basis, basis.T) + wide_product(rest, rest.T))
-    return wide_product(first, second), used_epsilon
+    of_basis = wide_product(basis, basis.T) + _lower_times(rest, rest.T)
+    second = jnp.linalg.cholesky(of_basis, symmetrize_input=False)
+    if platform() != "tpu":
+        lower = wide_product(first, second)
+        return lambda right: jax.scipy.linalg.cho_solve((lower, True), right), used_epsilon
+    # Products take less time there than solutions of triangular systems.
+    inverse = jax.scipy.linalg.solve_triangular(second, rest / root, lower=True)
+    return lambda right: _upper_times(inverse.T, _lower_times(inverse, right)), used_epsilon
+
+
+_BLOCK = 256
+"""Rows of a triangular matrix that are multiplied at once, without most of its zeros."""
+
+
+def _lower_times(lower: Float[Array, "k k"], right: Float[Array, "k n"]) -> Float[Array, "k n"]:
+    ends = range(_BLOCK, len(lower) + _BLOCK, _BLOCK)
+    return jnp.concatenate([wide_product(lower[k - _BLOCK : k, :k], right[:k]) for k in ends])
+
+
+def _upper_times(upper: Float[Array, "k k"], right: Float[Array, "k n"]) -> Float[Array, "k n"]:
+    starts = range(0, len(upper), _BLOCK)
+    return jnp.concatenate([wide_product(upper[k : k + _BLOCK, k:], right[k:]) for k in starts])
 
 
 def _cholesky(
@@ -178,7 +219,7 @@ def _cholesky(
     floor = jnp.maximum(jnp.maximum(requested, rounding), limits.tiny**0.5)
 
     def shifted(used: Float[Array, ""]) -> tuple[Float[Array, "k k"], Float[Array, ""]]:
-        return jnp.linalg.cholesky(gram + used * identity), used
+        return jnp.linalg.cholesky(gram + used * identity, symmetrize_input=False), used
 
     def indefinite(state: tuple[Float[Array, "k k"], Float[Array, ""]]) -> Bool[Array, ""]:
         factor, used = state
@@ -287,14 +328,23 @@ def project_spectral_complement(
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024, Sec. 3.4, supplement
       eq. (viii) to (xi).
     """
-    features, weights = _checked(features, weights)
+    classifier = _checked(features, weights)
+    return spectral_complement(classifier, power=power, stop_gradient=stop_gradient, basis=basis)
+
+
+def spectral_complement(
+    classifier: Classifier, *, power: Number, stop_gradient: bool, basis: SpectralBasis | None
+) -> Float[Array, "n d"]:
+    """Returns the projection of features that are in the dtype of the weights."""
+    features, weights, low = classifier
     power = checks.in_range("power", power, weights.dtype, at_least=0)
     if basis is None and not stop_gradient:
-        return features - _spectral_part(features, weights, jnp.asarray(power, weights.dtype))
+        power = jnp.asarray(power, weights.dtype)
+        return features - _spectral_part(low, features, weights, power)
     basis = spectral_basis(weights) if basis is None else basis
     vectors, values = _checked_basis(basis, weights)
     weighted = vectors * _spectral_weights(values, power)[None, :]
-    return features - _through(features, weighted, vectors)
+    return features - _through(low, features, weighted, vectors)
 
 
 @divided(result="replicated")
@@ -373,30 +423,36 @@ def _spectral_weights(values: Float[Array, " r"], power: Number) -> Float[Array,
 
 
 def _through(
-    features: Float[Array, "n d"], left: Float[Array, "d r"], right: Float[Array, "d r"]
+    low: tuple[Low, Low],
+    features: Float[Array, "n d"],
+    left: Float[Array, "d r"],
+    right: Float[Array, "d r"],
 ) -> Float[Array, "n d"]:
-    """Returns `X L Rᵀ` in the cheaper order.
+    """Returns `X L Rᵀ` in the cheaper order, for features that are exact in the first low dtype.
 
     With its gradient this takes 4 products of n·d·r, or 2 of n·d·d after one of d·d·r.
     """
     (num_samples, dim), rank = features.shape, left.shape[1]
     known = sizes_are_known(num_samples)
     if known and 2 * num_samples * dim + dim * rank < 4 * num_samples * rank:
-        return wide_product(features, wide_product(left, right.T))
-    return wide_product(wide_product(features, left), right.T)
+        return product(features, wide_product(left, right.T), (low[0], None), low)
+    return product(product(features, left, (low[0], None), low), right.T, among=low)
 
 
-@jax.custom_jvp
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _spectral_part(
-    features: Float[Array, "n d"], weights: Float[Array, "d C"], power: Float[Array, ""]
+    low: tuple[Low, Low],
+    features: Float[Array, "n d"],
+    weights: Float[Array, "d C"],
+    power: Float[Array, ""],
 ) -> Float[Array, "n d"]:
     """Returns `x U diag(λ̃^p) Uᵀ`, the part that the spectral complement removes."""
     (vectors, values), _ = _decompose(weights)
-    return _through(features, vectors * _spectral_weights(values, power)[None, :], vectors)
+    return _through(low, features, vectors * _spectral_weights(values, power)[None, :], vectors)
 
 
 @_spectral_part.defjvp
-def _spectral_part_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _spectral_part_jvp(low: tuple[Low, Low], primals: Any, tangents: Any) -> tuple[Any, Any]:
     """Differentiates `h(WWᵀ)`, `h(a) = (a / a_max)^{p/2}`, as a function of a matrix.
 
     The formula of Daleckii and Krein has divided differences of h over pairs of eigenvalues. They
@@ -428,15 +484,15 @@ def _spectral_part_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
 
     d_vectors = wide_product(vectors, quotients * d_gram) + vectors * d_scaled[None, :]
     # In this order, the gradient keeps U alone, and not the d×d matrix of the forward pass.
-    inside_span = wide_product(d_features, vectors) * spectral_weights[None, :]
-    d_part = wide_product(inside_span, vectors.T)
+    inside_span = product(d_features, vectors, among=low) * spectral_weights[None, :]
+    d_part = product(inside_span, vectors.T, among=low)
     if vectors.shape[1] < vectors.shape[0]:
         outside = half - wide_product(vectors, inside)
         to_null = spectral_weights / safe**2  # The divided difference of an eigenvalue and 0.
         d_vectors += outside * to_null[None, :]
-        d_part += _through(features, vectors * to_null[None, :], outside)
-    d_part += _through(features, d_vectors, vectors)
-    return _through(features, vectors * spectral_weights[None, :], vectors), d_part
+        d_part += _through(low, features, vectors * to_null[None, :], outside)
+    d_part += _through(low, features, d_vectors, vectors)
+    return _through(low, features, vectors * spectral_weights[None, :], vectors), d_part
 
 
 def _divided_differences(

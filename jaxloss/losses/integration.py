@@ -12,17 +12,19 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Integer
 
 from jaxloss.core import checks
+from jaxloss.core.backend import on_cpu
 from jaxloss.core.batch import AxisName, Reduction, labelled_rows
 from jaxloss.core.checks import Number
-from jaxloss.core.linear import wide_dtype
+from jaxloss.core.linear import product_with_columns, wide_dtype
+from jaxloss.core.products import sixteen_bits, with_cotangent_at_once
 from jaxloss.core.sharding import divided
-from jaxloss.features.subspace import SpectralBasis, project_complement, project_spectral_complement
-from jaxloss.losses.logits import logits_of, widened_classifier
+from jaxloss.features.subspace import Classifier, SpectralBasis, spectral_complement, split
+from jaxloss.losses.logits import widened_classifier
 from jaxloss.losses.metric import nca_loss
 from jaxloss.losses.softmax import softmax_loss
 
 Loss: TypeAlias = Callable[..., Array]
-Transform: TypeAlias = Callable[[Array, Array], Array]
+Transform: TypeAlias = Callable[[Classifier, Array | None], Array]
 _COMMON = ("where", "sample_weights", "reduction", "axis_name")
 
 
@@ -192,7 +194,9 @@ def spectral_sum_loss(
       eq. (viii) to (xi).
     """
     return _combined_loss(
-        partial(project_spectral_complement, power=power, stop_gradient=stop_gradient, basis=basis),
+        lambda classifier, _: spectral_complement(
+            classifier, power=power, stop_gradient=stop_gradient, basis=basis
+        ),
         (features, labels, weights, bias),
         (classification_loss, metric_loss, metric_weight),
         (where, sample_weights, reduction, axis_name),
@@ -208,7 +212,8 @@ def _combined_loss(
     """Returns `classification_loss(Wᵀx + b) + metric_weight · metric_loss(transform(x, W))`.
 
     Args:
-      transform: Maps features and weights to the features of the metric loss. None: the features.
+      transform: Maps features and weights, and their products if there are any, to the features of
+        the metric loss. None: the features.
       arrays: Features, labels, weights and bias, not checked yet.
       losses: The classification loss, the metric loss and its weight.
       common: The common keywords of `jaxloss`, in their order.
@@ -223,13 +228,21 @@ def _combined_loss(
     metric_weight = checks.in_range("metric_weight", metric_weight, dtype)
     keywords = dict(zip(_COMMON, common, strict=True))
     # Widened once, so that the sum of their gradients is rounded once.
-    wide = widened_classifier(features, weights, bias)
-    metric_features = features if transform is None else transform(wide[0], wide[1])
+    wide_features, wide_weights, wide_bias, low = widened_classifier(features, weights, bias)
+    products = None
     if _takes_classifier(classification_loss):
         classification = classification_loss(features, labels, weights, bias, **keywords)
     else:
-        classification = classification_loss(logits_of(*wide), labels, **keywords)
-    metric = metric_loss(metric_features, labels, **keywords)
+        products = product_with_columns(wide_features, wide_weights, low)
+        products = products if on_cpu() else with_cotangent_at_once(products)
+        logits = products if wide_bias is None else products + wide_bias[None, :]
+        classification = classification_loss(logits, labels, **keywords)
+    if transform is None:
+        metric = metric_loss(features, labels, **keywords)
+    else:
+        features = transform((wide_features, wide_weights, low), products)
+        with sixteen_bits(low[0] is not None):
+            metric = metric_loss(features, labels, **keywords)
     if isinstance(metric, tuple):
         raise TypeError("`metric_loss` must return a loss, got a tuple; leave out `metrics=True`")
     return classification + metric_weight * metric
@@ -270,16 +283,18 @@ def _takes_classifier(loss: Loss) -> bool:
 
 
 def _nonempty_complement(
-    features: Float[Array, "n d"],
-    weights: Float[Array, "d C"],
+    classifier: Classifier,
+    products: Float[Array, "n C"] | None,
     *,
     epsilon: Number,
     stop_gradient: bool,
 ) -> Float[Array, "n d"]:
+    features, weights, low = classifier
     if weights.shape[0] <= weights.shape[1]:
         raise ValueError(
             "`weights` must have more features than classes (d > C) for direct_sum_loss, "
             f"got shape {weights.shape}; use spectral_sum_loss"
         )
-    weights = lax.stop_gradient(weights) if stop_gradient else weights
-    return project_complement(features, weights, epsilon=epsilon)
+    if stop_gradient:  # The products have a gradient by the weights.
+        classifier, products = (features, lax.stop_gradient(weights), low), None
+    return split(classifier, epsilon, products)[1]

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int32, Integer, Real, Shaped
 from jaxloss.core import batch, checks
 from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.linear import l2_normalize, power_of_two_scaled, wide_dtype
-from jaxloss.core.products import low_dtypes
+from jaxloss.core.products import low_dtypes, switch
 from jaxloss.pairs.queue import Queue, share_of
 from jaxloss.pairs.rows import (
     DISTANCES,
@@ -257,6 +257,7 @@ def loaded_for_products(
     anchors: Rows, references: Rows | None, how: How
 ) -> tuple[Rows, Rows | None, How]:
     """Returns rows of which cosines and inner products are computed, as tiles need them."""
+    how = how._replace(switch=switch())
     if how.similarity in ("cosine", "inner") and not how.is_low:
         both = widened(anchors, references, normalize=how.similarity == "cosine")
         return *both, how._replace(similarity="inner")

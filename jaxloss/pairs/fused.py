@@ -29,7 +29,7 @@ from jaxloss.core.batch import vary_alike
 from jaxloss.core.blocks import in_blocks, joined
 from jaxloss.pairs import tiles, visits
 from jaxloss.pairs.comparison import Comparison
-from jaxloss.pairs.rows import How
+from jaxloss.pairs.rows import How, as_compared
 from jaxloss.pairs.statistics import ByClass, Pair, Params, Parts, Statistic
 from jaxloss.pairs.towers import Towers
 
@@ -82,6 +82,7 @@ def _of_all(how: How, sums: ByClass) -> Float[Array, "k a"]:
     return sums.negative if how.ignores_equal else sums.positive + sums.negative
 
 
+@as_compared
 def _weighted_forward(
     how: How, statistics: tuple[Statistic, ...], inputs: tiles.Inputs, weights: Float[Array, "k a"]
 ) -> tuple[tuple[Float[Array, ""], tuple[ByClass, ...]], Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeAlias
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from jaxloss.core.linear import l2_normalize, wide_dtype, widen
 from jaxloss.core.products import Low, nearest
 from jaxloss.pairs.queue import Queue, checked_queue, share_of
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 Similarity: TypeAlias = Literal["inner", "cosine", "negative_squared_distance", "negative_distance"]
 """Of a pair: `x·y`, `x̂·ŷ`, `−‖x − y‖²`, `−‖x − y‖`."""
 DISTANCES = ("negative_squared_distance", "negative_distance")
@@ -79,11 +82,27 @@ class How(NamedTuple):
     """Mapped axis over which anchors and references are spread."""
     ring_axis: AxisName | None = None
     """The same, if references travel around a ring of devices; None if a device has all of them."""
+    switch: Any = None
+    """JAX's own switch of precision where the rows were compared."""
 
     @property
     def is_low(self) -> bool:
         """Whether any rows are multiplied in a low dtype."""
         return any(self.low)
+
+
+def as_compared(run: Function) -> Function:
+    """Returns a pass over tiles, with JAX's switch as it was where the rows were compared.
+
+    JAX traces a backward pass later, which may be outside of the user's `with`.
+    """
+
+    @functools.wraps(run)
+    def call(how: How, *args: Any) -> Any:
+        with jax.default_matmul_precision(how.switch):
+            return run(how, *args)
+
+    return call  # pyright: ignore[reportReturnType]
 
 
 def anchors_and_references(

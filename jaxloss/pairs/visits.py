@@ -51,7 +51,7 @@ from jaxloss.core.blocks import in_blocks, joined
 from jaxloss.core.linear import sizes_are_known
 from jaxloss.core.programs import compiled_once
 from jaxloss.pairs import tiles
-from jaxloss.pairs.rows import How, Rows, center_for
+from jaxloss.pairs.rows import How, Rows, as_compared, center_for
 from jaxloss.pairs.statistics import ByClass, Params, Statistic
 
 GATHERED_BYTES = 2**24
@@ -355,6 +355,7 @@ def _statistics(
     return forward(how, statistics, inputs)[0]
 
 
+@as_compared
 def forward(
     how: How,
     statistics: tuple[Statistic, ...],
@@ -389,6 +390,7 @@ def forward(
     return results, Residuals(inputs, (own, others), states, kept)
 
 
+@as_compared
 def backward(
     how: How, statistics: tuple[Statistic, ...], residuals: Residuals, cotangents: Any
 ) -> tuple[tiles.Inputs]:

@@ -64,10 +64,10 @@ RULES = {
     "_spectral_part": lambda x: _waves(jaxloss.project_spectral_complement(OTHER, x.T[:, :3])),
 }
 """By the name of the rule, and of the case."""
-OF_LOW_PRECISION = {"_low_product", "_mixed"}
+OF_LOW_PRECISION = {"_low_product", "_mixed", "with_cotangent_at_once"}
 """They compute in float32: `test_products` has their derivatives."""
-OF_LOSSES = {"_two_stages", "_weighted_sum", "_scan_of_first", "in_blocks"}
-"""Rows of the loss table have them: SINCERE, SigLIP, and prototypes and classes in blocks."""
+OF_LOSSES = {"_two_stages", "_weighted_sum", "_scan_of_first", "in_blocks", "gram_of"}
+"""Rows of the loss table: SINCERE, SigLIP, prototypes and classes in blocks, direct sums."""
 
 
 def test_every_rule_is_tested():

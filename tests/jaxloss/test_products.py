@@ -108,6 +108,23 @@ def test_the_switch_of_jax_is_followed_for_float32():
     with jax.default_matmul_precision("bfloat16"):
         assert precision() != [("HIGHEST", "HIGHEST")]
 
+    def both(x):  # A backward pass is traced later, outside of the `with`.
+        with jax.default_matmul_precision("high"):
+            return jaxloss.nca_loss(x, CLASSES_OF_FOUR) + jaxloss.info_nce_loss(x, 2 * x)
+
+    text = for_tpu(jax.grad(jax.jit(both)), jnp.ones((16, 4)))
+    assert set(re.findall(r"precision = \[(\w+), (\w+)\]", text)) == {("HIGH", "HIGH")}
+
+
+def test_pairs_of_projected_low_precision_rows_take_three_passes_on_a_tpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    rows, weights = (jax.ShapeDtypeStruct(of, BFLOAT16) for of in ((N, DIM), (DIM, 40)))
+    for sum_loss in (jaxloss.direct_sum_loss, partial(jaxloss.spectral_sum_loss, power=0.5)):
+        loss = jax.value_and_grad(lambda x, w, of=sum_loss: of(x, LABELS % 40, w), (0, 1))
+        found = re.findall(PRODUCT, for_tpu(loss, rows, weights))
+        of_pairs = [set(precision) for *precision, _, _, shape in found if shape == f"{N}x{N}"]
+        assert of_pairs == [{"HIGH"}]
+
 
 def test_wide_products_stay():
     """Of all numbers on a CPU, and of float64 elsewhere."""
