@@ -34,8 +34,6 @@ Low: TypeAlias = Any
 
 _BITS = {jnp.dtype(jnp.bfloat16): (8, 8), jnp.dtype(jnp.float16): (5, 11)}
 """Of the exponent, and of the significand with its first bit."""
-_ONE_PASS = ("bfloat16", "default", "fastest")
-"""Settings of JAX's own switch with which float32 numbers are rounded to bfloat16."""
 
 
 def low_dtypes(*arrays: Float[Array, " ..."]) -> tuple[Low, ...]:
@@ -92,9 +90,13 @@ def switch() -> Any:
     return jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def meets_in_one_pass() -> bool:
+    """Whether a cotangent meets low-precision rows as one number of 8 bits, by JAX's switch."""
+    return switch() in ("bfloat16", "default", "fastest")
+
+
 def _of_cotangents() -> lax.Precision:
-    """Returns in which precision a TPU multiplies cotangents with low-precision rows."""
-    return lax.Precision.DEFAULT if switch() in _ONE_PASS else lax.Precision.HIGH
+    return lax.Precision.DEFAULT if meets_in_one_pass() else lax.Precision.HIGH
 
 
 def sixteen_bits(enough: bool) -> AbstractContextManager[None]:
@@ -189,10 +191,7 @@ def rounded(cotangent: Float[Array, "a b"], low: Low) -> Float[Array, "a b"]:
     """Returns a cotangent as it meets low-precision rows: of 16 bits, or of 8 by JAX's switch."""
     if low is None:
         return cotangent
-    if switch() not in _ONE_PASS:
-        return lax.reduce_precision(cotangent, 8, 15)
-    # XLA would keep float32 numbers, and round them again in each product.
-    return lax.optimization_barrier(cotangent.astype(jnp.bfloat16))
+    return lax.reduce_precision(cotangent, 8, 7 if meets_in_one_pass() else 15)
 
 
 def times(
@@ -206,7 +205,7 @@ def times(
     if low not in _BITS:
         return wide_product(wide, rows)
     if platform() == "tpu" and not is_low:
-        precision = lax.Precision.HIGH if parts == 2 else lax.Precision.HIGHEST
+        precision = _of_cotangents() if parts == 2 else lax.Precision.HIGHEST
         return _mixed_on_tpu(wide, rows, precision)
     # A float16 number is the sum of two of bfloat16, which has room for a small cotangent.
     of_rows = [rows] if low == jnp.bfloat16 else split(rows.astype(jnp.float32), 2)

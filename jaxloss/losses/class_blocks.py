@@ -26,6 +26,7 @@ from jaxloss.core.logsumexp import Part, is_at_most, unless_left_out
 from jaxloss.core.products import (
     Low,
     low_dtypes,
+    meets_in_one_pass,
     rounded,
     row_products,
     switch,
@@ -413,11 +414,16 @@ def _backward(kind: Kind, residuals: Any, cotangents: OfLogits) -> tuple[Inputs]
                 # Of the columns and their gradients, which need not be read for that.
                 along = jnp.sum(d_products * products, axis=0, keepdims=True)
                 radial = vectors.astype(rest.dtype) * (along * relative**2 * own_norms.scale)
-                d_products = d_products * jnp.where(relative == 0, 0, own_norms.scale)
+                d_products = d_products * own_norms.scale
             d_products = rounded(d_products, kind.low[0] or kind.low[1])
+            if meets_in_one_pass():
+                # XLA would keep float32 numbers, and round them again in each product.
+                d_products = lax.optimization_barrier(d_products.astype(jnp.bfloat16))
             columns = _exact_in(kind.low[1], flat_columns(block))
             d_features = d_features + times(d_products, columns.T)
             d_vectors = times(d_products.T, rows).T - radial
+            if own_norms is not None:
+                d_vectors = jnp.where(own_norms.relative == 0, 0, d_vectors)
             d_block = d_vectors.reshape(block.shape)
         d_weights = _with_block(d_weights, d_block, first)
         if d_bias is not None:

@@ -141,6 +141,7 @@ def direct_sum_loss(
         (features, labels, weights, bias),
         (classification_loss, metric_loss, metric_weight),
         (where, sample_weights, reduction, axis_name),
+        shares_products=not stop_gradient,  # They have a gradient by the weights.
     )
 
 
@@ -208,15 +209,18 @@ def _combined_loss(
     arrays: tuple[Any, Any, Any, Any],
     losses: tuple[Loss, Loss, Any],
     common: tuple[Any, Any, Any, AxisName | None],
+    *,
+    shares_products: bool = False,
 ) -> Float[Array, ""] | Float[Array, " n"]:
     """Returns `classification_loss(Wᵀx + b) + metric_weight · metric_loss(transform(x, W))`.
 
     Args:
-      transform: Maps features and weights, and their products if there are any, to the features of
-        the metric loss. None: the features.
+      transform: Maps features and weights, and their products or None, to the features of the
+        metric loss. None: the features.
       arrays: Features, labels, weights and bias, not checked yet.
       losses: The classification loss, the metric loss and its weight.
       common: The common keywords of `jaxloss`, in their order.
+      shares_products: Whether `transform` gets the products of which the logits are computed.
     """
     features, labels, weights, bias = arrays
     classification_loss, metric_loss, metric_weight = losses
@@ -233,9 +237,10 @@ def _combined_loss(
     if _takes_classifier(classification_loss):
         classification = classification_loss(features, labels, weights, bias, **keywords)
     else:
-        products = product_with_columns(wide_features, wide_weights, low)
-        products = products if on_cpu() else with_cotangent_at_once(products)
-        logits = products if wide_bias is None else products + wide_bias[None, :]
+        logits = product_with_columns(wide_features, wide_weights, low)
+        if shares_products:
+            products = logits = logits if on_cpu() else with_cotangent_at_once(logits)
+        logits = logits if wide_bias is None else logits + wide_bias[None, :]
         classification = classification_loss(logits, labels, **keywords)
     if transform is None:
         metric = metric_loss(features, labels, **keywords)
@@ -295,6 +300,5 @@ def _nonempty_complement(
             "`weights` must have more features than classes (d > C) for direct_sum_loss, "
             f"got shape {weights.shape}; use spectral_sum_loss"
         )
-    if stop_gradient:  # The products have a gradient by the weights.
-        classifier, products = (features, lax.stop_gradient(weights), low), None
-    return split(classifier, epsilon, products)[1]
+    weights = lax.stop_gradient(weights) if stop_gradient else weights
+    return split((features, weights, low), epsilon, products)[1]
