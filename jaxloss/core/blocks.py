@@ -33,7 +33,9 @@ def joined(blocks: Any, number: int) -> Any:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def sum_of_blocks(total: Total, floats: Any, integers: Any, shared: Any) -> Float[Array, ""]:
+def sum_of_blocks(
+    totals: tuple[Total, Total], floats: Any, integers: Any, shared: Any
+) -> Float[Array, ""]:
     """Returns the sum of `total(floats, integers, shared)` over blocks of rows.
 
     Its gradient is computed block by block in the forward pass, so that nothing of a block is kept
@@ -41,12 +43,13 @@ def sum_of_blocks(total: Total, floats: Any, integers: Any, shared: Any) -> Floa
     the blocks again.
 
     Args:
-      total: A function that reads no array from where it is defined.
+      totals: The same function in two forms, without a gradient and with one. It reads no array
+        from where it is defined.
       floats, integers: Pytrees of arrays `in_blocks`.
       shared: A pytree of float arrays, such as weights.
     """
 
-    return _sum(total, floats, integers, shared)
+    return _sum(totals[0], floats, integers, shared)
 
 
 def _sum(total: Total, floats: Any, integers: Any, shared: Any) -> Float[Array, ""]:
@@ -61,9 +64,11 @@ def _zero(floats: Any) -> Float[Array, ""]:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _with_gradients(total: Total, floats: Any, integers: Any, shared: Any) -> tuple[Array, Any]:
+def _with_gradients(
+    totals: tuple[Total, Total], floats: Any, integers: Any, shared: Any
+) -> tuple[Array, Any]:
     def step(found: Any, block: Any) -> tuple[Any, Any]:
-        value, (d_floats, d_shared) = jax.value_and_grad(total, (0, 2))(*block, shared)
+        value, (d_floats, d_shared) = jax.value_and_grad(totals[1], (0, 2))(*block, shared)
         return jax.tree.map(jnp.add, found, (value, d_shared)), d_floats
 
     nothing = _zero(floats), jax.tree.map(jnp.zeros_like, shared)
@@ -72,18 +77,18 @@ def _with_gradients(total: Total, floats: Any, integers: Any, shared: Any) -> tu
 
 
 @_with_gradients.defjvp
-def _derivative(total: Total, primals: Any, tangents: Any) -> Any:
+def _derivative(totals: tuple[Total, Total], primals: Any, tangents: Any) -> Any:
     integers = primals[1]
 
     def of_floats(floats: Any, shared: Any) -> Any:
-        run = jax.value_and_grad(partial(_sum, total), (0, 2))
+        run = jax.value_and_grad(partial(_sum, totals[0]), (0, 2))
         value, (d_floats, d_shared) = run(floats, integers, shared)
         return value, (d_floats, None, d_shared)
 
     return jax.jvp(of_floats, primals[::2], tangents[::2])
 
 
-def _backward(total: Total, gradients: Any, cotangent: Float[Array, ""]) -> Any:
+def _backward(totals: tuple[Total, Total], gradients: Any, cotangent: Float[Array, ""]) -> Any:
     return jax.tree.map(lambda gradient: cotangent * gradient, gradients)
 
 

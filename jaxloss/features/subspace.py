@@ -15,7 +15,8 @@ from jaxloss.core import checks
 from jaxloss.core.backend import platform
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import sizes_are_known, widen
-from jaxloss.core.products import Low, gram_of, low_dtypes, product, sixteen_bits, wide_product
+from jaxloss.core.products import Low, gram_of, low_dtypes, product, wide_product
+from jaxloss.core.programs import compiled_once
 from jaxloss.core.sharding import divided
 
 
@@ -108,6 +109,7 @@ def _checked(features: Any, weights: Any) -> Classifier:
     return *widen(features, weights), low_dtypes(features, weights)  # pyright: ignore
 
 
+@compiled_once
 def split(
     classifier: Classifier, epsilon: Any, products: Float[Array, "n C"] | None = None
 ) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
@@ -147,15 +149,12 @@ def _solve_gram(
     gram = gram_of(factors, low[1], low)
     solve, used_epsilon = _solver(lax.stop_gradient(factors), lax.stop_gradient(gram), epsilon)
 
-    def transpose_solve(_: Any, right: Float[Array, "k n"]) -> Float[Array, "k n"]:
-        with sixteen_bits(any(low)):
-            return solve(right)
-
+    # With all bits, also of cotangents: the inverse magnifies an error by up to 1 / ε.
     solution = lax.custom_linear_solve(
         lambda x: product(gram, x, among=low) + used_epsilon * x,
         right,
         lambda _, right: solve(right),
-        transpose_solve,
+        symmetric=True,
     )
     return solution, used_epsilon
 
@@ -332,6 +331,7 @@ def project_spectral_complement(
     return spectral_complement(classifier, power=power, stop_gradient=stop_gradient, basis=basis)
 
 
+@compiled_once
 def spectral_complement(
     classifier: Classifier, *, power: Number, stop_gradient: bool, basis: SpectralBasis | None
 ) -> Float[Array, "n d"]:

@@ -123,7 +123,7 @@ def _classes_of_block(features: Float[Array, "n d"], weights: Float[Array, "d C 
         return num_classes
     columns = max(512, in_cache // (number + dim) // 128 * 128) if known else 512
     size = max(1, columns * num_classes // num_columns)
-    if on_cpu() or size < 512:
+    if on_cpu() or size < 512 or size >= num_classes:
         return size
     return num_classes // -(-num_classes // size) // 128 * 128
 
@@ -131,27 +131,28 @@ def _classes_of_block(features: Float[Array, "n d"], weights: Float[Array, "d C 
 def rows_of_block(kind: Kind, inputs: Inputs) -> int | None:
     """Returns of how many rows the logits of all classes fit, where that is the faster way.
 
-    It is where the gradient would compute the logits again, and a product is the larger part of the
-    time: not for low-precision rows.
+    It is where the gradient would compute the logits again, and products are the larger part of the
+    time: not of short rows, or of a low precision.
     """
     (number, dim), num_classes = inputs.features.shape, inputs.weights.shape[1]
     if any(kind.low) or kind.block_size == num_classes or not linear.sizes_are_known(number):
         return None
     most = (2**22 if on_cpu() else 2**26) // (inputs.weights.size // dim)
-    if most < 128 or number <= dim:
+    if most < 128 or number <= dim or dim < 128:
         return None
     blocks = -(-number // most)
     return -(-number // (8 * blocks)) * 8
 
 
-def unit_vectors(kind: Kind, inputs: Inputs) -> tuple[Kind, Inputs]:
-    """Returns the same in a single block, with the weight vectors normalised for cosines."""
+def unit_vectors(kind: Kind, inputs: Inputs) -> tuple[tuple[Kind, Kind], Inputs]:
+    """Returns the same with the weight vectors normalised for cosines, in blocks and in one."""
     vectors = inputs.weights.astype(inputs.features.dtype)
     if kind.similarity == "cosine":
         units = linear.l2_normalize(flat_columns(vectors), axis=0)
         vectors = units.reshape(vectors.shape)
-    kind = kind._replace(similarity="inner", block_size=vectors.shape[1])
-    return kind, inputs._replace(weights=vectors)
+    kind = kind._replace(similarity="inner")
+    kinds = kind, kind._replace(block_size=vectors.shape[1])
+    return kinds, inputs._replace(weights=vectors)
 
 
 def over_classes(kind: Kind, inputs: Inputs, class_axis_name: AxisName | None = None) -> OfLogits:
@@ -312,12 +313,28 @@ def _found_and_products(
 
     Those of several blocks are in the first n of the d rows of an array like the weights.
     """
-    features, factors, labels, weights, _ = inputs
-    exact = _exact_in(kind.low[0], features)
+    if inputs.factors is not None and inputs.weights.shape[1] >= _SAMPLED:
+        return _relative_to_some(kind, inputs, norms), None
+    kept = _empty_gradient(inputs.weights) if keep and not _is_single(kind, inputs) else None
+    sums, kept = _visited(kind, inputs, norms, kept=kept, keep=keep)
+    return _result(sums), kept
 
-    def visit(
-        carry: Any, first: _First, size: int, rows: Array, peak: Array | None
-    ) -> tuple[_OfSomeLogits, Array | None]:
+
+def _visited(
+    kind: Kind,
+    inputs: Inputs,
+    norms: linear.InverseNorms | None,
+    rows: Array | None = None,
+    peak: Array | None = None,
+    kept: Array | None = None,
+    *,
+    keep: bool = False,
+) -> tuple[_OfSomeLogits, Array | None]:
+    """Visits all blocks, with other rows than the exact features, and relative to a peak."""
+    features, _, labels, weights, _ = inputs
+    rows = _exact_in(kind.low[0], features) if rows is None else rows
+
+    def visit(carry: Any, first: _First, size: int) -> tuple[_OfSomeLogits, Array | None]:
         sums, kept = carry
         block, block_bias, vectors, of_products, _ = _loaded(kind, inputs, norms, first, size)
         products = _products(kind, rows, vectors)
@@ -328,24 +345,32 @@ def _found_and_products(
         logits = _logits(products, of_products, block, block_bias)
         return _merge(sums, _sums(logits, _is_target(labels, first, size), peak)), kept
 
-    def visited(rows: Array, peak: Array | None, kept: Array | None) -> Any:
-        zero = jnp.zeros_like(features, shape=labels.shape)
-        nothing = _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero)
-        run = partial(visit, rows=rows, peak=peak)
-        return _over_blocks(run, (nothing, kept), weights.shape[1], kind.block_size)
+    zero = jnp.zeros_like(features, shape=labels.shape)
+    nothing = _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero)
+    return _over_blocks(visit, (nothing, kept), weights.shape[1], kind.block_size)
 
-    kept = _empty_gradient(weights) if keep and not _is_single(kind, inputs) else None
-    if factors is None or weights.shape[1] < _SAMPLED:
-        sums, kept = visited(exact, None, kept)
-        return _result(sums), kept
-    peak = _sampled_peak(kind, inputs, norms)
-    sums, kept = visited(exact, peak, kept)
-    if not kind.is_near:
-        # With its own rows: XLA for TPUs would keep shared ones out of the fast memory.
-        again = exact * lax.optimization_barrier(jnp.ones((), exact.dtype))
-        fits = jnp.all(jnp.isfinite(sums.rest.total))
-        sums = lax.cond(fits, lambda: sums, lambda: visited(again, None, kept)[0])
-    return _result(sums), kept
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _relative_to_some(kind: Kind, inputs: Inputs, norms: linear.InverseNorms | None) -> OfLogits:
+    """Visits all blocks with exponentials relative to a sampled peak, and again if one overflows.
+
+    The derivatives are those of a visit without a peak: through one that overflowed, 0 · ∞ is NaN.
+    """
+    rows, peak = _exact_in(kind.low[0], inputs.features), _sampled_peak(kind, inputs, norms)
+    sums, _ = _visited(kind, inputs, norms, rows, peak)
+    if kind.is_near:
+        return _result(sums)
+    # With its own rows: XLA for TPUs would keep shared ones out of the fast memory.
+    again = rows * lax.optimization_barrier(jnp.ones((), rows.dtype))
+    fits = jnp.all(jnp.isfinite(sums.rest.total))
+    sums = lax.cond(fits, lambda: sums, lambda: _visited(kind, inputs, norms, again)[0])
+    return _result(sums)
+
+
+@_relative_to_some.defjvp
+def _relative_jvp(kind: Kind, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    _, found = jax.jvp(lambda *of: _result(_visited(kind, *of)[0]), primals, tangents)
+    return _relative_to_some(kind, *primals), found
 
 
 def _sampled_peak(

@@ -206,7 +206,7 @@ def _by_rows(
     shares: Float[Array, " n"],
 ) -> Float[Array, ""]:
     """Returns the sum of the losses times their shares, with the gradient from the same visit."""
-    kind, inputs = class_blocks.unit_vectors(kind, inputs)
+    kinds, inputs = class_blocks.unit_vectors(kind, inputs)
     leaves, structure = jax.tree.flatten(terms)
     places, arrays = [], {"rows": [], "shared": []}
     for leaf in leaves:
@@ -219,8 +219,9 @@ def _by_rows(
     floats = in_blocks((inputs.features, shares, arrays["rows"]), size)
     integers = in_blocks((inputs.labels, valid), size)
     shared = inputs.weights, inputs.bias, arrays["shared"]
-    total = partial(_total, _Known(kind, structure, tuple(places)))
-    return sum_of_blocks(total, *batch.vary_alike((floats, integers, shared)))
+    known = [_Known(kind, structure, tuple(places)) for kind in kinds]
+    totals = partial(_total, known[0]), partial(_total, known[1])
+    return sum_of_blocks(totals, *batch.vary_alike((floats, integers, shared)))
 
 
 def _total(known: _Known, floats: Any, integers: Any, shared: Any) -> Float[Array, ""]:
@@ -228,7 +229,9 @@ def _total(known: _Known, floats: Any, integers: Any, shared: Any) -> Float[Arra
     arrays = {"rows": of_rows, "shared": of_all}
     leaves = [arrays[where][k] if where in arrays else k for where, k in known.places]
     terms = jax.tree.unflatten(known.structure, leaves)
-    inputs = Inputs(features, None, labels, vectors, bias)
+    # Padding has no target, which may be a class that is left out.
+    own = jnp.where(valid, labels.astype(jnp.int32), -1)
+    inputs = Inputs(features, None, own, vectors, bias)
     found: Any = class_blocks.in_blocks(known.kind, inputs)
     values = _values(found, terms, labels, valid, vectors.shape[1])
     return jnp.sum(shares * jnp.where(valid, values, 0))

@@ -129,6 +129,24 @@ def test_rows_in_blocks(shape, devices, monkeypatch):
         assert_close(got, expected, 1e-12)
 
 
+def test_padding_of_blocks_of_rows_is_of_no_class(monkeypatch):
+    """Nor of a class that is left out, whose loss is infinite."""
+    monkeypatch.setattr(class_blocks, "rows_of_block", lambda *_: 3)
+    features, labels, weights, _ = problem({"similarity": "cosine"})
+    bias = jnp.zeros(CLASSES).at[0].set(-jnp.inf)
+
+    def run(block_size):
+        def loss(x, w, b):
+            options = {"angular_margin": 0.3, "block_size": block_size}
+            return jaxloss.classifier_loss(
+                x, jnp.maximum(labels, 1), w, b, similarity="cosine", **options
+            )
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(features, weights, bias)
+
+    assert_close(run(None), run(CLASSES), FLOAT32)
+
+
 def test_confident_samples():
     """Relative to the other logits, the exponential of the target would overflow."""
     loss = partial(jaxloss.classifier_loss, labels=jnp.array([0]), weights=jnp.eye(2), block_size=1)

@@ -59,12 +59,16 @@ RULES = {
     "above_lowest": lambda x: jaxloss.class_wise_loss(x, TARGETS),
     "_moments": lambda x: jaxloss.vicreg_loss(x, OTHER),
     "_cross_moments": lambda x: jaxloss.barlow_twins_loss(x, OTHER),
-    "sum_of_blocks": lambda x: blocks.sum_of_blocks(_of_block, x.reshape(3, 2, 4), None, WEIGHTS),
-    "_with_gradients": lambda x: blocks.sum_of_blocks(_of_block, OTHER.reshape(3, 2, 4), None, x.T),
+    "sum_of_blocks": lambda x: blocks.sum_of_blocks(
+        (_of_block, _of_block), x.reshape(3, 2, 4), None, WEIGHTS
+    ),
+    "_with_gradients": lambda x: blocks.sum_of_blocks(
+        (_of_block, _of_block), OTHER.reshape(3, 2, 4), None, x.T
+    ),
     "_spectral_part": lambda x: _waves(jaxloss.project_spectral_complement(OTHER, x.T[:, :3])),
 }
 """By the name of the rule, and of the case."""
-OF_LOW_PRECISION = {"_low_product", "_mixed", "with_cotangent_at_once"}
+OF_LOW_PRECISION = {"_low_product", "_mixed", "with_cotangent_at_once", "_relative_to_some"}
 """They compute in float32: `test_products` has their derivatives."""
 OF_LOSSES = {"_two_stages", "_weighted_sum", "_scan_of_first", "in_blocks", "gram_of"}
 """Rows of the loss table: SINCERE, SigLIP, prototypes and classes in blocks, direct sums."""

@@ -333,13 +333,17 @@ def test_a_logit_far_above_those_of_some_classes(platform):
 
     def results(x, w):
         loss = partial(jaxloss.classifier_loss, labels=labels, block_size=64)
-        return jax.jit(jax.value_and_grad(lambda x, w: loss(x, weights=w), (0, 1)))(x, w)
+        slope = jax.value_and_grad(lambda x, w: loss(x, weights=w), (0, 1))
+        curved = jax.grad(lambda x: jnp.sum(jnp.sin(slope(x, w)[1][0].astype(jnp.float32))))
+        value, gradients = jax.jit(slope)(x, w)
+        return value, gradients, jax.jit(curved)(x)
 
-    (value, gradients), wide = results(x, w), [np.asarray(a, np.float64) for a in (x, w)]
+    (value, gradients, curved), wide = results(x, w), [np.asarray(a, np.float64) for a in (x, w)]
     with enable_x64(True):
         expected = widen(results(*map(jnp.asarray, wide)))
     np.testing.assert_allclose(value, expected[0], rtol=4 * FLOAT32)
     assert_close(widen(gradients), expected[1], rounded_to(BFLOAT16))
+    assert_close(widen(curved), expected[2], 2.0**-4)  # Of a gradient that is rounded before.
 
 
 @over([row for row in TILED if row.name in ("nca_in_tiles", "classifier_angles_in_blocks")])
