@@ -393,6 +393,8 @@ class Benchmark:
         from experiments.benchmark.precision import precision_report
         from experiments.benchmark.run import run_benchmark
 
+        if (self.operations or self.precisions) and not self.cycles:
+            raise ConfigError("--operations and --precisions need --cycles, such as v5e:2x2")
         if self.cycles:
             problems = problems_of(self.names, "accelerator", self.dtype or "bfloat16")
             if self.precisions:
