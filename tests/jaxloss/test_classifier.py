@@ -94,7 +94,8 @@ def test_rows_in_blocks(shape, devices, monkeypatch):
     rng = np.random.default_rng(113)
     labels = rng.integers(-1, CLASSES, 16).astype(np.int32)
 
-    def loss(numbers, x, margins, block_size, axis_name=None, labels=labels):
+    def loss(*args: Any) -> Any:
+        numbers, x, margins, block_size, axis_name, labels = args
         weights, bias, options = numbers
         options = options | {"sample_margin": margins, "sample_angular_margin": margins / 3}
         options |= {"sample_weights": 1 + margins**2, "block_size": block_size}
@@ -105,7 +106,7 @@ def test_rows_in_blocks(shape, devices, monkeypatch):
 
     def in_blocks(numbers, x, margins):
         if devices == 1:
-            return loss(numbers, x, margins, None)
+            return loss(numbers, x, margins, None, None, labels)
         return jax.shard_map(
             lambda *args: loss(*args[:3], None, "batch", args[3]),
             mesh=mesh((4, 1)),
@@ -125,7 +126,7 @@ def test_rows_in_blocks(shape, devices, monkeypatch):
             return slope(*args), waves(*args), along
 
         got = jax.jit(lambda: derivatives(in_blocks), compiler_options=QUICK)()
-        expected = jax.jit(lambda: derivatives(lambda *x: loss(*x, CLASSES)))()
+        expected = jax.jit(lambda: derivatives(lambda *x: loss(*x, CLASSES, None, labels)))()
         assert_close(got, expected, 1e-12)
 
 
