@@ -48,7 +48,6 @@ def sum_of_blocks(
       floats, integers: Pytrees of arrays `in_blocks`.
       shared: A pytree of float arrays, such as weights.
     """
-
     return _sum(totals[0], floats, integers, shared)
 
 

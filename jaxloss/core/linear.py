@@ -117,6 +117,7 @@ def squares_are_normal(squared: Float[Array, " *shape"]) -> Bool[Array, " *shape
 
 
 def _scaled_inverse_norms(axis: int, x: Float[Array, "a b"]) -> InverseNorms:
+    """Returns them of float32 or wider vectors, scaled so that no square over- or underflows."""
     scale = power_of_two_scale(x, axis=axis)
     # A number below tiny counts as 0, as some processors have it. NaN stays visible.
     zero = jnp.max(jnp.abs(x), axis=axis, keepdims=True) <= jnp.finfo(x.dtype).tiny

@@ -34,6 +34,8 @@ Low: TypeAlias = Any
 
 _BITS = {jnp.dtype(jnp.bfloat16): (8, 8), jnp.dtype(jnp.float16): (5, 11)}
 """Of the exponent, and of the significand with its first bit."""
+_OF_PARTS = {1: lax.Precision.DEFAULT, 2: lax.Precision.HIGH, 3: lax.Precision.HIGHEST}
+"""How a TPU multiplies so many bfloat16 parts of a float32 number."""
 
 
 def low_dtypes(*arrays: Float[Array, " ..."]) -> tuple[Low, ...]:
@@ -201,16 +203,16 @@ def times(
 
     Rows of a low dtype are multiplied as they are.
     """
-    low, is_low = rows.dtype, wide.dtype == jnp.bfloat16
+    low = rows.dtype
     if low not in _BITS:
         return wide_product(wide, rows)
-    if platform() == "tpu" and not is_low:
-        precision = _of_cotangents() if parts == 2 else lax.Precision.HIGHEST
-        return _mixed_on_tpu(wide, rows, precision)
+    if parts == 2 and meets_in_one_pass():
+        parts = 1
+    if platform() == "tpu":
+        return _mixed_on_tpu(wide, rows, _OF_PARTS[parts])
     # A float16 number is the sum of two of bfloat16, which has room for a small cotangent.
     of_rows = [rows] if low == jnp.bfloat16 else split(rows.astype(jnp.float32), 2)
-    of_wide = [wide] if is_low else split(wide, parts)
-    terms = [exact_product(part, row) for part in of_wide for row in of_rows]
+    terms = [exact_product(part, row) for part in split(wide, parts) for row in of_rows]
     return reduce(operator.add, reversed(terms))  # The small ones first.
 
 
