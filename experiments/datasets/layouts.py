@@ -29,8 +29,8 @@ class SearchPath:
     """Archives are extracted here. The folder is removed once the data set is prepared."""
 
     def find(self, *names: str) -> Path | None:
-        """The first of alternative files or folders that exists; paths relative to the folders."""
-        places = (folder / name for name, folder in itertools.product(names, self.folders))
+        """The first alternative that exists in the first folder that has one."""
+        places = (folder / name for folder, name in itertools.product(self.folders, names))
         return next(filter(_is_there, places), None)
 
     def get(self, *names: str) -> Path:

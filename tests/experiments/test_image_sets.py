@@ -86,6 +86,17 @@ def test_files_of_the_system_are_read_compressed_or_not_whatever_their_names(
     _is_read(dirs, "fashion_mnist", expected)
 
 
+def test_files_of_ones_own_come_before_those_of_the_system(dirs, monkeypatch, tmp_path):
+    many.fashion_mnist(tmp_path / "usr")
+    for path in tmp_path.rglob("*.gz"):
+        path.write_bytes(b"damaged")
+    expected = LAYOUTS["fashion_mnist"][1](dirs["manual_dir"])
+    folders = ("fashion_mnist", str(tmp_path / "usr/fashion-mnist"))
+    dataset = replace(DATASETS["fashion_mnist"], folders=folders)
+    monkeypatch.setitem(DATASETS, "fashion_mnist", dataset)
+    _is_read(dirs, "fashion_mnist", expected)
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_missing_archive_says_which_files_go_where(dirs, monkeypatch, name):
     dataset = DATASETS[name]
