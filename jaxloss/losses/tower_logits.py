@@ -2,8 +2,8 @@
 
 A logit is `line(s_ij) + b_j`, with a bias b of the key, and of a negative also `+ h · sg(s_ij)`.
 The positives of a query are its own key, or all keys of its id. Its negatives are the others, but
-for those that are left out: of its id, or more similar than its own key by a margin. Keys that a
-query alone sees are further negatives.
+for those that are left out: of its id, or more similar than its own key by a margin, also to a
+guide. Keys that a query alone sees are further negatives, and so may the other queries be.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class _Params(NamedTuple):
     line: Any
     hardness: Float[Array, ""] | None
     margin: Float[Array, ""] | None
+    guide_margin: Float[Array, ""] | None
 
 
 class _Numbers(NamedTuple):
@@ -49,6 +50,8 @@ class _Numbers(NamedTuple):
     bias: Float[Array, " n"] | None = None
     upper: Float[Array, " n"] | None = None
     """The own similarity, rounded up."""
+    guide: Float[Array, " n"] | None = None
+    """The same of guides."""
 
 
 class OwnKeys(NamedTuple):
@@ -75,6 +78,17 @@ class LogSums(NamedTuple):
         # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss.
         values = softplus(self.negative - self.positive)
         return values if self.mean is None else values + (self.positive - self.mean)
+
+    @property
+    def has_negative(self) -> Bool[Array, " n"]:
+        """Whether there is a negative."""
+        return self.negative != -jnp.inf
+
+    @property
+    def decoupled_losses(self) -> Float[Array, " n"]:
+        """The same with negatives alone in the sum; 0 without any."""
+        negative = jnp.where(self.has_negative, self.negative, self.positive)
+        return negative - (self.positive if self.mean is None else self.mean)
 
     @property
     def every(self) -> Float[Array, " n"]:
@@ -142,9 +156,36 @@ class TowerLogits(NamedTuple):
         of_all = wide_product(queries.features, every[:, None])[:, 0]
         return ByClass(self.towers.own, of_all - self.towers.own)
 
+    def _within(self, side: int, metrics: bool) -> tuple[ByClass, ...]:
+        """Returns statistics of queries over the other queries, or of own keys over other keys.
+
+        They are the log-sum-exps of negatives, and those of `watched`.
+        """
+        rows, references, how, *_ = self.towers
+        number = rows.valid.shape[0]
+        every, positions = rows, rows.positions
+        if side == 1:
+            every, rows = references, jax.tree.map(lambda array: array[:number], references)
+            rows = rows._replace(positions=positions)
+            # Own keys without an id have one of their own here.
+            alone = -2 - positions.astype(rows.labels.dtype)
+            rows = rows._replace(labels=jnp.where(rows.labels < 0, alone, rows.labels))
+        others = None
+        if every.valid.shape[0] > number:
+            further = jax.tree.map(lambda array: array[number:], every)
+            others = jax.tree.map(lambda *both: jnp.concatenate(both), rows, further)
+        how = how._replace(ignores_equal=True, low=(how.low[side],) * 2)
+        towers = self.towers._replace(anchors=rows, references=others, how=how)
+        has_bias = self.has_bias and side == 1
+        logits = self._replace(towers=towers, has_bias=has_bias, counts_pairs=True)
+        statistics = logits.statistic(LOGSUMEXP), *(logits.watched() if metrics else ())
+        by_row = logits._mask is not None or has_bias
+        statistics = tuple(statistic._replace(by_row=by_row) for statistic in statistics)
+        return statistics_of(rows, others, how, self.params, statistics)[0]
+
     def log_sums(
-        self, own_keys: OwnKeys | None, *, symmetric: bool, metrics: bool
-    ) -> tuple[list[LogSums], list[ByClass]]:
+        self, own_keys: OwnKeys | None, *, symmetric: bool, same_tower: bool, metrics: bool
+    ) -> tuple[list[LogSums], tuple[list[ByClass], list[ByClass]]]:
         """Returns those of queries and, if `symmetric`, of keys; and what `metrics_of` takes."""
         statistics, number = [self.statistic(LOGSUMEXP)], self.towers.own.shape[0]
         if self.of_ids:
@@ -152,20 +193,32 @@ class TowerLogits(NamedTuple):
         several = (*statistics, *(self.watched() if metrics else ()))
         found = self.statistics(*several, of_keys=symmetric)
         of_sides = [side[: len(statistics)] for side in found if side is not None]
+        within = [self._within(k, metrics and k == 0) for k in range(len(of_sides) * same_tower)]
         results = [
-            self.log_sums_of(*jax.tree.map(lambda x: x[:number], side), own_keys=own)
-            for side, own in zip(of_sides, (own_keys, None), strict=False)
+            self.log_sums_of(*jax.tree.map(lambda x: x[:number], side), own_keys=own, within=others)
+            for side, own, (others, *_) in zip(
+                of_sides, (own_keys, None), within or [(None,)] * 2, strict=False
+            )
         ]
-        return results, [*found[0][len(statistics) :]]
+        of_others = [*within[0][1:]] if same_tower else []
+        return results, ([*found[0][len(statistics) :]], of_others)
 
     def log_sums_of(
-        self, sums: ByClass, *of_positives: ByClass, own_keys: OwnKeys | None
+        self,
+        sums: ByClass,
+        *of_positives: ByClass,
+        own_keys: OwnKeys | None,
+        within: ByClass | None = None,
     ) -> LogSums:
         """Returns them from statistics of the tiles: log-sum-exps, and of ids sums and counts."""
         negative = sums.negative
+        columns = [
+            (one.negative[:, None], one.has_negative[:, None]) for one in (sums, within) if one
+        ]
         if own_keys is not None:
-            values = jnp.concatenate([negative[:, None], own_keys.logits], axis=1)
-            used = jnp.concatenate([sums.has_negative[:, None], own_keys.used], axis=1)
+            columns.append((own_keys.logits, own_keys.used))
+        if len(columns) > 1:
+            values, used = (jnp.concatenate(of, axis=1) for of in zip(*columns, strict=True))
             negative = logsumexp(values, used, axis=1)
         if not self.of_ids:
             return LogSums(self.own, None, negative)
@@ -176,10 +229,19 @@ class TowerLogits(NamedTuple):
         return LogSums(positive, mean, negative)
 
     def metrics_of(
-        self, found: list[ByClass], log_sums: Float[Array, " n"], own_keys: OwnKeys | None
+        self,
+        found: tuple[list[ByClass], list[ByClass]],
+        log_sums: Float[Array, " n"],
+        own_keys: OwnKeys | None,
     ) -> ContrastiveMetrics:
-        """Returns the metrics of the queries, from the results of `watched`."""
-        largest, *rest = found
+        """Returns the metrics of the queries.
+
+        Args:
+          found: The results of `watched`, of keys and of other queries if these are negatives.
+          log_sums: Of all logits.
+          own_keys: Further negatives.
+        """
+        (largest, *rest), of_others = found
         ones = jnp.ones_like(self.towers.own)
         if self.counts_pairs:
             total, number = rest
@@ -195,22 +257,30 @@ class TowerLogits(NamedTuple):
             largest = ByClass(lower, largest.negative)
             total = ByClass(self.towers.own, total.negative)
             number = ByClass(ones, number.negative)
+        further = [one.negative for one in of_others], []
         if own_keys is not None:
             s, _, used = own_keys
             logits = self.line(s, self.params.line)
             best = jnp.max(logits, 1, where=used, initial=-jnp.inf)
-            largest = ByClass(largest.positive, jnp.maximum(largest.negative, best))
-            total = ByClass(total.positive, total.negative + jnp.sum(s, 1, where=used))
             count = jnp.sum(used, 1, dtype=s.dtype)
+            further = further[0], [best, jnp.sum(s, 1, where=used), count]
+        for best, sums, count in filter(None, further):
+            largest = ByClass(largest.positive, jnp.maximum(largest.negative, best))
+            total = ByClass(total.positive, total.negative + sums)
             number = ByClass(number.positive, number.negative + count)
         counts = jnp.ones_like(log_sums, bool)
         return contrastive_metrics(self.towers, Watched(largest, total, number), log_sums, counts)
 
-    def logits_of_own_keys(self, queries: Any, own_keys: Any, own_key_where: Any) -> OwnKeys | None:
+    def logits_of_own_keys(
+        self, queries: Any, own_keys: Any, own_key_where: Any, own_key_guide: Any
+    ) -> OwnKeys | None:
         """Checks the keys that a query alone sees, and returns their logits."""
         if own_keys is None:
-            if own_key_where is not None:
-                raise ValueError("`own_key_where` must come with `own_keys`, which is missing")
+            for name, value in (("where", own_key_where), ("guide", own_key_guide)):
+                if value is not None:
+                    raise ValueError(
+                        f"`own_key_{name}` must come with `own_keys`, which is missing"
+                    )
             return None
         queries = checks.floating("queries", queries, "n d")
         keys = checks.floating("own_keys", own_keys, "n k d")
@@ -234,9 +304,33 @@ class TowerLogits(NamedTuple):
             queries = jnp.where(valid[:, None], queries, 0)
             flat = jnp.where(used.reshape(-1, 1), flat, 0)
         s = similarities_of_rows(similarity, queries[:, None, :], flat.reshape(shape))
-        if self.params.margin is not None:
-            used = used & self._is_used(s, _upper(self.towers)[:, None], self.params)
+        guided = self.params
+        if own_key_guide is None:
+            guide, guided = None, guided._replace(guide_margin=None)
+        else:
+            guide = self._guides_of_own_keys(own_key_guide, used)
+        of_rows = jax.tree.map(lambda one: one[:, None], self.towers.anchors.numbers)
+        is_used = self._is_used(s, guide, of_rows, guided)
+        used = used if is_used is None else used & is_used
         return OwnKeys(s, self._logits(s, self.params), used)
+
+    def _guides_of_own_keys(
+        self, own_key_guide: Any, used: Bool[Array, "n k"]
+    ) -> Float[Array, "n k"]:
+        """Returns the cosines of the guides of such keys and of their queries."""
+        of_queries = self.towers.anchors.guide
+        guide = checks.floating("own_key_guide", own_key_guide, "n k e")
+        if of_queries is None:
+            raise ValueError("`guide` is missing beside `own_key_guide`")
+        wanted = *used.shape, of_queries.shape[1]
+        if guide.shape != wanted:
+            raise ValueError(
+                f"`own_key_guide` must have shape [n, k, e] = {wanted} to match `own_keys` and "
+                f"`guide`, got {guide.shape}"
+            )
+        flat = l2_normalize(guide.astype(of_queries.dtype).reshape(-1, wanted[2]), used.reshape(-1))
+        flat = lax.stop_gradient(flat).reshape(wanted)
+        return similarities_of_rows("cosine", of_queries[:, None, :], flat)
 
     # Of a pair ----
 
@@ -255,20 +349,29 @@ class TowerLogits(NamedTuple):
 
     @property
     def _mask(self) -> Callable[[Pair, Any], Array] | None:
-        if self.params.margin is None:
+        if self.params.margin is None and self.params.guide_margin is None:
             return None
 
         def mask(pair: Pair, params: _Params) -> Array:
-            used = self._is_used(pair.similarity, pair.of_row.upper, params)
+            guide = None if params.guide_margin is None else pair.guide
+            used: Any = self._is_used(pair.similarity, guide, pair.of_row, params)
             return used | pair.same if self.of_ids else used
 
         return mask
 
-    def _is_used(self, s: Array, upper: Array, params: _Params) -> Array:
-        # The difference comes first: beside a large similarity, the margin would be lost. A NaN
-        # stays visible.
-        margin: Any = params.margin
-        return ~(s - lax.stop_gradient(upper) > margin)
+    def _is_used(self, s: Array, guide: Any, row: _Numbers, params: _Params) -> Array | None:
+        """Returns which negatives are not left out for their similarity; None for all."""
+        used = None
+        for similarity, own, margin in (
+            (s, row.upper, params.margin),
+            (guide, row.guide, params.guide_margin),
+        ):
+            if margin is not None:
+                # The difference comes first: beside a large similarity, the margin would be lost.
+                # A NaN stays visible.
+                below = ~(similarity - lax.stop_gradient(own) > margin)
+                used = below if used is None else used & below
+        return used
 
 
 def tower_logits(
@@ -282,6 +385,7 @@ def tower_logits(
     key_bias: Float[Array, " m"] | None,
     hardness: Any,
     margin_of_false_negatives: Any,
+    guide_margin: Any,
 ) -> TowerLogits:
     """Checks the options of a loss of two towers, and returns its logits.
 
@@ -289,13 +393,14 @@ def tower_logits(
       line, line_params: Of similarities without options, as `line(s, line_params)`.
       bound: Of the absolute value of `line`, if one is known.
       has_ids: Whether ids are given.
-      equal_ids, key_bias, hardness, margin_of_false_negatives: Options of the losses.
+      equal_ids, key_bias, hardness, margin_of_false_negatives, guide_margin: Options of the losses.
     """
     checks.choice("equal_ids", equal_ids, ("ignore", "positive"))
     queries, keys, dtype = towers.anchors, towers.references, towers.dtype
     if key_bias is not None:
         key_bias = checks.floating("key_bias", key_bias, "m")
         checks.same_rows("key_bias", key_bias, "keys", keys.features)
+    missing = keys.labels.shape[0] - queries.labels.shape[0]  # Further keys look for no query.
     of_queries, of_keys = _Numbers(), _Numbers(key_bias)
     hardness = checks.in_range("hardness", hardness, dtype)
     margin = margin_of_false_negatives
@@ -303,9 +408,20 @@ def tower_logits(
         margin = checks.in_range("margin_of_false_negatives", margin, dtype)
         margin = jnp.asarray(margin, dtype)
         own = lax.stop_gradient(_upper(towers))
-        missing = keys.labels.shape[0] - own.shape[0]  # The further keys look for no query.
-        of_queries = _Numbers(None, own)
+        of_queries = of_queries._replace(upper=own)
         of_keys = of_keys._replace(upper=jnp.pad(own, (0, missing)))
+    guide_margin = checks.in_range("guide_margin", guide_margin, dtype)
+    if towers.own_guide is None:
+        guide_margin = None
+    else:
+        guide_margin = -jnp.asarray(guide_margin, dtype)
+        own = towers.own_guide + 16 * float(jnp.finfo(dtype).eps)  # As `_upper` of cosines.
+        of_queries = of_queries._replace(guide=own)
+        of_keys = of_keys._replace(guide=jnp.pad(own, (0, missing)))
+    if equal_ids == "positive":  # The tiles have own keys, too, with the ids of their queries.
+        positions = jnp.where(keys.positions < 0, keys.positions, ~keys.positions)
+        labels = jnp.concatenate([queries.labels, keys.labels[queries.labels.shape[0] :]])
+        keys = keys._replace(positions=positions, labels=labels)
     towers = towers._replace(
         anchors=queries.with_numbers(of_queries, dtype),
         references=keys.with_numbers(of_keys, dtype),
@@ -316,11 +432,13 @@ def tower_logits(
     else:
         bound = bound + abs(hardness)
     harder = jnp.asarray(hardness, dtype) if is_on(hardness) else None
-    params, own = _Params(line_params, harder, margin), line(towers.own, line_params)
+    params = _Params(line_params, harder, margin, guide_margin)
+    own = line(towers.own, line_params)
     if key_bias is not None:
         valid = queries.valid
         own = own + jnp.where(valid, jnp.asarray(key_bias, dtype)[: valid.shape[0]], 0)
-    counts_pairs = has_ids or margin is not None or equal_ids == "positive"
+    leaves_out = margin is not None or guide_margin is not None
+    counts_pairs = has_ids or leaves_out or equal_ids == "positive"
     return TowerLogits(towers, line, params, own, key_bias is not None, counts_pairs, bound)
 
 

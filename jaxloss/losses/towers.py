@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ def info_nce_loss(
     temperature: Number = 0.07,
     symmetric: bool = True,
     ids: Integer[Array, " n"] | None = None,
+    key_ids: Integer[Array, " m"] | None = None,
     equal_ids: EqualIds = "ignore",
     key_where: Bool[Array, " m"] | None = None,
     key_bias: Float[Array, " m"] | None = None,
@@ -35,7 +37,13 @@ def info_nce_loss(
     own_key_where: Bool[Array, "n k"] | None = None,
     hardness: Number = 0.0,
     margin_of_false_negatives: Number | None = None,
+    guide: Float[Array, "n e"] | None = None,
+    key_guide: Float[Array, "m e"] | None = None,
+    own_key_guide: Float[Array, "n k e"] | None = None,
+    guide_margin: Number = 0.0,
     logsumexp_penalty: Number = 0.0,
+    positive_in_denominator: bool = True,
+    same_tower_negatives: bool = False,
     similarity: Similarity = "cosine",
     metrics: bool = False,
     block_size: int | None = None,
@@ -67,9 +75,12 @@ def info_nce_loss(
       symmetric: Whether keys also look for their queries, as in CLIP. The keys beyond n do not.
       ids: integers `[n]`. Pairs of different rows with equal ids are left out, such as two captions
         of one image. A negative id equals no other.
+      key_ids: integers `[m]`, beside `ids`. A key of the query's id is left out, such as a sampled
+        key, or one of a queue, that is the query's own item (an accidental hit). By default the
+        first n keys have `ids`, and the others equal none.
       equal_ids: `"ignore"`, or `"positive"`: each key of an equal id is a positive of the query, as
-        its own key is. The first term is then the mean over the positives p of
-        :math:`-\log (e^{s_{ip} / T} / \sum_j e^{s_{ij} / T})`, as in
+        its own key is; the first n keys then have `ids`. The first term is the mean over the
+        positives p of :math:`-\log (e^{s_{ip} / T} / \sum_j e^{s_{ij} / T})`, as in
         `supervised_contrastive_loss`; so is the second. If queries of an id are equal rows, such as
         an image that is repeated for its captions, this loss cannot fall below the log of their
         number, and `"ignore"` is the better choice.
@@ -86,8 +97,18 @@ def info_nce_loss(
       margin_of_false_negatives: τ, or None. A negative with s_ij > s_ii + τ is left out: it is
         probably none. For the second term, that is a query with s_ji > s_ii + τ. The choice has no
         gradient.
+      guide, key_guide, own_key_guide: `[n, e]`, `[m, e]`, `[n, k, e]`, or None: features of
+        queries, keys and own keys by another model, without a gradient. A negative is left out if
+        the cosine of its guide and the query's exceeds that of the own key minus `guide_margin`; so
+        is, for the second term, a query.
+      guide_margin: Any number. It does nothing without `guide`.
       logsumexp_penalty: c, usually above 0. The first term grows by c times the square of the
         log-sum-exp of all logits of the query; so does the second. It keeps logits from drifting.
+      positive_in_denominator: False leaves positives out of the sums: the decoupled loss. A query
+        without a negative does not count then, nor one whose key has none.
+      same_tower_negatives: Whether the other queries are negatives of a query, too, and the other
+        keys those of a key, by the same ids and options. Without `symmetric`, it takes 1.5 times
+        as many operations, and with it twice as many.
       similarity: As in `supervised_contrastive_loss`.
       metrics: Whether to return `(loss, ContrastiveMetrics)` of the queries, as
         `jax.value_and_grad(..., has_aux=True)` takes it. It costs little, as the same tiles serve
@@ -102,7 +123,7 @@ def info_nce_loss(
 
     Raises:
       ValueError: If `temperature` or `block_size` is not positive, `similarity` or `equal_ids` is
-        unknown, `own_key_where` comes without `own_keys`, or if there are fewer keys than queries.
+        unknown, a mask or a guide comes without its rows, or if there are fewer keys than queries.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -118,6 +139,10 @@ def info_nce_loss(
         eq. (4).
       He et al., Momentum Contrast, CVPR 2020, eq. (1) (without `symmetric`, with a queue).
       Yi et al., Sampling-Bias-Corrected Neural Modeling, RecSys 2019, eq. (3) (`key_bias`).
+      Yeh et al., Decoupled Contrastive Learning, ECCV 2022, eq. (6) (`positive_in_denominator`).
+      Li et al., Towards General Text Embeddings with Multi-stage Contrastive Learning, 2023,
+        eq. (2) (`same_tower_negatives`).
+      Solatorio, GISTEmbed, 2024, section 3 (`guide`).
       Eysenbach et al., Contrastive Learning as Goal-Conditioned Reinforcement Learning, NeurIPS
         2022 (`logsumexp_penalty`).
     """
@@ -125,7 +150,11 @@ def info_nce_loss(
         queries,
         keys,
         ids=ids,
+        key_ids=key_ids,
         key_where=key_where,
+        guide=guide,
+        key_guide=key_guide,
+        guide_similarity="cosine",
         similarity=similarity,
         where=where,
         block_size=block_size,
@@ -144,16 +173,23 @@ def info_nce_loss(
         key_bias=key_bias,
         hardness=hardness,
         margin_of_false_negatives=margin_of_false_negatives,
+        guide_margin=guide_margin,
     )
-    alone = logits.logits_of_own_keys(queries, own_keys, own_key_where)
-    sides, found = logits.log_sums(alone, symmetric=symmetric, metrics=metrics)
-    values = [side.losses for side in sides]
+    alone = logits.logits_of_own_keys(queries, own_keys, own_key_where, own_key_guide)
+    sides, found = logits.log_sums(
+        alone, symmetric=symmetric, same_tower=same_tower_negatives, metrics=metrics
+    )
+    if positive_in_denominator:
+        counts, values = None, [side.losses for side in sides]
+    else:
+        values = [side.decoupled_losses for side in sides]
+        counts = functools.reduce(jnp.logical_and, [side.has_negative for side in sides])
     if is_on(penalty):
         c = jnp.asarray(penalty, dtype)
         values += [c * side.every**2 for side in sides]
     values = sum(values[1:], values[0])
     values = values / 2 if symmetric else values
-    loss = towers.reduce(values, sample_weights=sample_weights, reduction=reduction)
+    loss = towers.reduce(values, counts, sample_weights, reduction)
     return (loss, logits.metrics_of(found, sides[0].every, alone)) if metrics else loss
 
 
@@ -165,6 +201,7 @@ def sigmoid_contrastive_loss(
     scale: Number = 10.0,
     bias: Number = -10.0,
     ids: Integer[Array, " n"] | None = None,
+    key_ids: Integer[Array, " m"] | None = None,
     equal_ids: EqualIds = "ignore",
     key_where: Bool[Array, " m"] | None = None,
     key_bias: Float[Array, " m"] | None = None,
@@ -172,6 +209,10 @@ def sigmoid_contrastive_loss(
     own_key_where: Bool[Array, "n k"] | None = None,
     hardness: Number = 0.0,
     margin_of_false_negatives: Number | None = None,
+    guide: Float[Array, "n e"] | None = None,
+    key_guide: Float[Array, "m e"] | None = None,
+    own_key_guide: Float[Array, "n k e"] | None = None,
+    guide_margin: Number = 0.0,
     similarity: Similarity = "cosine",
     metrics: bool = False,
     block_size: int | None = None,
@@ -195,8 +236,9 @@ def sigmoid_contrastive_loss(
       scale: a > 0.
       bias: b. Scale and bias get gradients, so that they can be learned. The paper starts from
         10 and -10, and learns log a.
-      ids, equal_ids, key_where, key_bias, own_keys, own_key_where, hardness,
-        margin_of_false_negatives, similarity, metrics: As in `info_nce_loss`, with t = 1 for each
+      ids, key_ids, equal_ids, key_where, key_bias, own_keys, own_key_where, hardness,
+        margin_of_false_negatives, guide, key_guide, own_key_guide, guide_margin, similarity,
+        metrics: As in `info_nce_loss`, with t = 1 for each
         positive. The log-sum-exp of `metrics` is that of a s + b.
       block_size: The keyword of pairwise losses in `jaxloss`.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A row of
@@ -208,7 +250,7 @@ def sigmoid_contrastive_loss(
 
     Raises:
       ValueError: If `scale` or `block_size` is not positive, if `bias` is not finite, `similarity`
-        or `equal_ids` is unknown, `own_key_where` comes without `own_keys`, or if there are fewer
+        or `equal_ids` is unknown, a mask or a guide comes without its rows, or if there are fewer
         keys than queries.
 
     Example:
@@ -225,7 +267,11 @@ def sigmoid_contrastive_loss(
         queries,
         keys,
         ids=ids,
+        key_ids=key_ids,
         key_where=key_where,
+        guide=guide,
+        key_guide=key_guide,
+        guide_similarity="cosine",
         similarity=similarity,
         where=where,
         block_size=block_size,
@@ -244,8 +290,9 @@ def sigmoid_contrastive_loss(
         key_bias=key_bias,
         hardness=hardness,
         margin_of_false_negatives=margin_of_false_negatives,
+        guide_margin=guide_margin,
     )
-    alone = logits.logits_of_own_keys(queries, own_keys, own_key_where)
+    alone = logits.logits_of_own_keys(queries, own_keys, own_key_where, own_key_guide)
     terms, others = logits.statistic(SOFTPLUS, sign=-1), ()
     if metrics:
         others = (logits.statistic(LOGSUMEXP, has_gradient=False), *logits.watched())
@@ -267,7 +314,7 @@ def sigmoid_contrastive_loss(
         return loss
     log_sums, *found = found
     every = logits.log_sums_of(log_sums, own_keys=alone).every
-    return loss, logits.metrics_of(found, every, alone)
+    return loss, logits.metrics_of((found, []), every, alone)
 
 
 class _Line(NamedTuple):
