@@ -289,11 +289,22 @@ def paired(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
     """Of two towers. The keys are made of the queries, by numbers that round no dtype.
 
     The labels are the ids. With `biased`, keys have a bias, and with `alone`, queries have keys of
-    their own.
+    their own. With `hits`, keys have ids of their own, and with `guided`, all rows have guides.
     """
 
     @wraps(loss)
-    def call(features, labels, *, where=None, further=False, biased=False, alone=False, **options):
+    def call(
+        features,
+        labels,
+        *,
+        where=None,
+        further=False,
+        biased=False,
+        alone=False,
+        hits=False,
+        guided=False,
+        **options,
+    ):
         valid = labels >= 0 if where is None else where & (labels >= 0)
         keys = -0.5 * xp.roll(features, 1, 1)
         if further:
@@ -304,6 +315,14 @@ def paired(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
         if alone:
             options["own_keys"] = xp.stack([xp.roll(features, 3, 1), -0.5 * features], 1)
             options["own_key_where"] = xp.stack([labels % 2 == 0, valid], 1)
+        if hits:  # A further key may have the id of a query.
+            options["key_ids"] = xp.concatenate([labels, labels - 3 * (labels % 2)])
+        if guided:
+            options["guide"] = xp.concatenate([features, keys[: len(features)]], 1)
+            guides = [keys, xp.roll(keys, 3, 1)]
+            options["key_guide"] = xp.concatenate(guides, 1)
+            if alone:
+                options["own_key_guide"] = xp.concatenate([options["own_keys"]] * 2, 2)
         return loss(features, keys, ids=labels, where=valid, **options)
 
     return call
@@ -606,6 +625,27 @@ VARIANTS = (
         similarity="negative_distance",
     ),
     variant("info_nce", "hard", temperature=0.3, hardness=0.7, constant=(0,)),
+    variant(
+        "info_nce",
+        "same_tower_in_tiles",
+        5,
+        temperature=0.3,
+        further=True,
+        hits=True,
+        biased=True,
+        same_tower_negatives=True,
+    ),
+    variant(
+        "info_nce",
+        "decoupled_guided",
+        temperature=0.5,
+        positive_in_denominator=False,
+        guided=True,
+        guide_margin=-0.2,
+        alone=True,
+        same_tower_negatives=True,
+        one_of_a_kind=True,
+    ),
     variant("sigmoid_contrastive", "in_tiles", 3, scale=2.0, bias=-1.5),
     variant(
         "sigmoid_contrastive",
@@ -615,6 +655,7 @@ VARIANTS = (
         bias=-1.5,
         alone=True,
         biased=True,
+        guided=True,
         margin_of_false_negatives=0.1,
         similarity="negative_squared_distance",
     ),

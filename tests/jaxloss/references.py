@@ -16,7 +16,10 @@ from typing import Any
 
 import numpy as np
 
-PER_ROW = ("sample_margin", "sample_angular_margin", "groups", "own_keys", "own_key_where")
+PER_ROW = (
+    *("sample_margin", "sample_angular_margin", "groups"),
+    *("guide", "own_keys", "own_key_where", "own_key_guide"),
+)
 """The options that have a value for each row."""
 
 log_sum_exp = np.logaddexp.reduce
@@ -347,36 +350,63 @@ def candidates(
     line,
     *,
     similarity="cosine",
+    key_ids=None,
     equal_ids="ignore",
     key_bias=None,
     own_keys=None,
     own_key_where=None,
     hardness=0.0,
     margin_of_false_negatives=None,
+    guide=None,
+    key_guide=None,
+    own_key_guide=None,
+    guide_margin=0.0,
+    same_tower_negatives=False,
 ):
     """Of each query, and of the key of each: (similarity, logit, whether it is a positive)."""
     s, number = similarities(queries, keys, similarity), len(queries)
     bias = np.zeros(len(keys)) if key_bias is None else key_bias
     margin = np.inf if margin_of_false_negatives is None else margin_of_false_negatives
+    ids = np.full(number, -1) if ids is None else ids
+    if key_ids is None or equal_ids == "positive":
+        further = np.full(len(keys) - number, -1) if key_ids is None else key_ids[number:]
+        key_ids = np.concatenate([ids, further])
+    if guide is None:
+        guide, key_guide, guide_margin = np.ones((number, 1)), np.ones((len(keys), 1)), -np.inf
+    of_guides = similarities(guide, key_guide, "cosine")
 
-    def of(i, every):
-        """Of the pairs (similarity, bias, place of the other row)."""
+    def of(i, values, guides, is_same, bias, own=None, itself=None):
+        """Of row i and other rows, of which one may be its `own` key, and one the row `itself`."""
         found = []
-        for value, b, j in every:
-            is_same = ids is not None and j < number and ids[i] == ids[j] >= 0
-            if i == j or (is_same and equal_ids == "positive"):
-                found.append((value, line(value) + b, True))
-            elif not is_same and value <= s[i, i] + margin:
-                found.append((value, line(value) + b + hardness * value, False))
+        for j, value in enumerate(values):
+            if own is not None and (j == own or (is_same[j] and equal_ids == "positive")):
+                found.append((value, line(value) + bias[j], True))
+            elif (
+                (j != itself and not is_same[j])
+                and value <= s[i, i] + margin
+                and guides[j] <= of_guides[i, i] - guide_margin
+            ):
+                found.append((value, line(value) + bias[j] + hardness * value, False))
         return found
 
-    of_queries = [of(i, zip(s[i], bias, range(len(keys)), strict=True)) for i in range(number)]
+    same, zeros, rows = (ids[:, None] == key_ids) & (ids[:, None] >= 0), 0 * bias, range(number)
+    of_queries = [of(i, s[i], of_guides[i], same[i], bias, own=i) for i in rows]
+    of_keys = [of(i, s[:, i], of_guides[:, i], same[:, i], zeros + bias[i], own=i) for i in rows]
     if own_keys is not None:
         used = np.ones(own_keys.shape[:2], bool) if own_key_where is None else own_key_where
-        for i, (query, rows, its) in enumerate(zip(queries, own_keys, used, strict=True)):
-            alone = similarities(query[None], rows[its], similarity)[0]
-            of_queries[i] += of(i, [(value, 0.0, len(keys)) for value in alone])
-    of_keys = [of(i, [(s[j, i], bias[i], j) for j in range(number)]) for i in range(number)]
+        for i, (query, its_keys, its) in enumerate(zip(queries, own_keys, used, strict=True)):
+            alone = similarities(query[None], its_keys[its], similarity)[0]
+            guides, none = np.full(len(alone), -2.0), np.zeros(len(alone))
+            if own_key_guide is not None:
+                guides = similarities(guide[i, None], own_key_guide[i, its], "cosine")[0]
+            of_queries[i] += of(i, alone, guides, none, none)
+    towers = (queries, ids, guide, zeros, of_queries), (keys, key_ids, key_guide, bias, of_keys)
+    for tower, its_ids, its_guide, its_bias, of_rows in towers if same_tower_negatives else ():
+        values = similarities(tower, tower, similarity)
+        guides = similarities(its_guide, its_guide, "cosine")
+        same = (its_ids[:, None] == its_ids) & (its_ids[:, None] >= 0)
+        for i, found in enumerate(of_rows):
+            found += of(i, values[i], guides[i], same[i], its_bias, itself=i)
     return of_queries, of_keys
 
 
@@ -387,12 +417,13 @@ def over_pairs(values, over_rows=over_rows):
     def of_pairs(queries, rows, keys, ids, **options):
         return values(queries, keys, None if ids is None else ids[rows], **options)
 
-    def loss(queries, keys, *, ids=None, where=None, key_where=None, key_bias=None, **options):
+    def loss(queries, keys, *, ids=None, where=None, key_where=None, **options):
         rows = np.arange(len(queries))
         used = np.ones(len(keys), bool) if key_where is None else np.array(key_where)
         used[rows] &= True if where is None else np.asarray(where)
-        if key_bias is not None:
-            options["key_bias"] = key_bias[used]
+        for name in ("key_bias", "key_ids", "key_guide"):
+            if options.get(name) is not None:
+                options[name] = options[name][used]
         return of_pairs(queries, rows, keys[used], ids, where=used[rows], **options)
 
     return loss
@@ -400,15 +431,28 @@ def over_pairs(values, over_rows=over_rows):
 
 @over_pairs
 def info_nce_loss(
-    queries, keys, ids, *, temperature=0.07, symmetric=True, logsumexp_penalty=0.0, **options
+    queries,
+    keys,
+    ids,
+    *,
+    temperature=0.07,
+    symmetric=True,
+    logsumexp_penalty=0.0,
+    positive_in_denominator=True,
+    **options,
 ):
     def of(found):
         log_sum = log_sum_exp(np.array([logit for _, logit, _ in found]))
         positives = [logit for _, logit, is_positive in found if is_positive]
-        return log_sum - np.mean(positives) + logsumexp_penalty * log_sum**2
+        negatives = [logit for _, logit, is_positive in found if not is_positive]
+        if not positive_in_denominator and not negatives:
+            return np.nan
+        denominator = log_sum if positive_in_denominator else log_sum_exp(np.array(negatives))
+        return denominator - np.mean(positives) + logsumexp_penalty * log_sum**2
 
     both = candidates(queries, keys, ids, lambda s: s / temperature, **options)
-    return np.mean([[of(found) for found in side] for side in both[: 1 + symmetric]], axis=0)
+    means = np.mean([[of(found) for found in side] for side in both[: 1 + symmetric]], axis=0)
+    return [None if np.isnan(value) else value for value in np.reshape(means, -1)]
 
 
 @over_pairs

@@ -234,51 +234,101 @@ def _candidates(
     line,
     *,
     similarity="cosine",
+    key_ids=None,
     equal_ids="ignore",
     key_bias=None,
     own_keys=None,
     own_key_where=None,
     hardness=0.0,
     margin_of_false_negatives=None,
+    guide=None,
+    key_guide=None,
+    own_key_guide=None,
+    guide_margin=0.0,
+    same_tower_negatives=False,
 ):
     """Of each query, and of the key of each: the logits of all pairs, positives, negatives."""
     number = len(queries)
     own = torch.eye(number, len(keys), dtype=torch.bool)
-    same = own.clone()
-    if ids is not None:
-        same[:, :number] |= (ids[:, None] == ids[None]) & (ids[:, None] >= 0)
-    positives = own if equal_ids == "ignore" else same
+    ids = torch.full((number,), -1) if ids is None else ids
+    if key_ids is None:
+        key_ids = torch.cat([ids, torch.full((len(keys) - number,), -1)])
+
+    def equal(a, b):
+        return (a[:, None] == b) & (a[:, None] >= 0)
+
+    same = own | equal(ids, key_ids)
+    positives = (
+        own if equal_ids == "ignore" else own | equal(ids, torch.cat([ids, key_ids[number:]]))
+    )
     s = _similarities(queries[:, None], keys, similarity)
     bias = s.new_zeros(len(keys)) if key_bias is None else key_bias
     limits = s.diagonal().detach() + (margin_of_false_negatives or 0)
+    guides = None if guide is None else _similarities(guide[:, None], key_guide, "cosine").detach()
 
-    def of(s, positives, negatives, *, bias):
+    def of(s, positives, negatives, guides_of_pairs, bias):
         """Of the pairs of a row, along the second axis."""
         if margin_of_false_negatives is not None:
             negatives = negatives & (s <= limits[:, None])
+        if guides_of_pairs is not None:
+            negatives = negatives & (guides_of_pairs <= guides.diagonal()[:, None] - guide_margin)
         harder = (hardness * s.detach()).masked_fill(positives, 0)
         return line(s) + bias + harder, positives, negatives
 
-    columns = [x[:, :number].T for x in (s, positives, ~same)]
-    of_keys = of(columns[0], columns[1], columns[2], bias=bias[:number, None])
-    of_queries = of(s, positives, ~same, bias=bias)
+    columns = [x if x is None else x[:, :number].T for x in (s, positives, ~same, guides)]
+    of_keys = of(*columns, bias[:number, None])
+    of_queries = of(s, positives, ~same, guides, bias)
+
+    def with_more(found, more):
+        return [torch.cat(both, 1) for both in zip(found, more, strict=True)]
+
     if own_keys is not None:
         used = torch.ones(own_keys.shape[:2]).bool() if own_key_where is None else own_key_where
         # Those that are not used have no gradient, whatever they are.
         alone = _similarities(queries[:, None], own_keys.where(used[..., None], 0), similarity)
-        alone = of(alone, torch.zeros_like(used), used, bias=0.0)
-        of_queries = [torch.cat(both, 1) for both in zip(of_queries, alone, strict=True)]
+        of_pairs = None
+        if own_key_guide is not None:
+            of_pairs = _similarities(guide[:, None], own_key_guide, "cosine")
+        alone = of(alone, torch.zeros_like(used), used, of_pairs, 0.0)
+        of_queries = with_more(of_queries, alone)
+    if same_tower_negatives:
+        sides = []
+        for found, tower, its_ids, its_guide, its_bias in (
+            (of_queries, queries, ids, guide, 0.0),
+            (of_keys, keys, key_ids, key_guide, bias),
+        ):
+            others = ~(
+                torch.eye(number, len(tower), dtype=torch.bool) | equal(its_ids, its_ids)[:number]
+            )
+            s = _similarities(tower[:number, None], tower, similarity)
+            of_pairs = None
+            if guide is not None:
+                of_pairs = _similarities(its_guide[:number, None], its_guide, "cosine").detach()
+            more = of(s, torch.zeros_like(others), others, of_pairs, its_bias)
+            sides.append(with_more(found, more))
+        of_queries, of_keys = sides
     return of_queries, of_keys
 
 
 @over_pairs
 def info_nce_loss(
-    queries, keys, ids, *, temperature=0.07, symmetric=True, logsumexp_penalty=0.0, **options
+    queries,
+    keys,
+    ids,
+    *,
+    temperature=0.07,
+    symmetric=True,
+    logsumexp_penalty=0.0,
+    positive_in_denominator=True,
+    **options,
 ):
     def of(logits, positives, negatives):
         log_sums = logits.masked_fill(~(positives | negatives), -torch.inf).logsumexp(1)
+        denominators = log_sums
+        if not positive_in_denominator:
+            denominators = logits.masked_fill(~negatives, -torch.inf).logsumexp(1)
         means = logits.masked_fill(~positives, 0).sum(1) / positives.sum(1)
-        return log_sums - means + logsumexp_penalty * log_sums**2
+        return denominators - means + logsumexp_penalty * log_sums**2
 
     both = _candidates(queries, keys, ids, lambda s: s / temperature, **options)
     return torch.stack([of(*side) for side in both[: 1 + symmetric]]).mean(0)
