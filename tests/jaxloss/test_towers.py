@@ -187,20 +187,21 @@ def test_ids_on_devices(name):
 # Options ----
 
 # An orthogonal array (Plackett and Burman): each pair of options meets on and on, and off and off.
-GENERATOR = np.array([1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0], bool)
-RUNS = [*(np.roll(GENERATOR, k) for k in range(11)), ~np.ones(11, bool)]
-OFTEN = (6, 7, 9, 10)
+GENERATOR = np.array([1, 1, 1, 1, 0, 1, 0, 1, 1, 0, 0, 1, 0, 0, 0], bool)
+RUNS = [*(np.roll(GENERATOR, k) for k in range(15)), ~np.ones(15, bool)]
+OFTEN = (0, 1, 2, 3)
 """Of four runs, these have the most pairs of options."""
 PENALTY = "logsumexp_penalty"
 PAIRED = (
     *("ids", "equal_ids", "key_bias", "own_keys", "hardness", "margin_of_false_negatives"),
     *(PENALTY, "symmetric", "similarity", "own_key_where", "block_size"),
+    *("key_ids", "positive_in_denominator", "same_tower_negatives", "guide"),
 )
 
 
 @pytest.mark.parametrize("function", ["info_nce_loss", "sigmoid_contrastive_loss"])
 @pytest.mark.parametrize(
-    "run", [pytest.param(k, marks=[] if k in OFTEN else pytest.mark.long) for k in range(12)]
+    "run", [pytest.param(k, marks=[] if k in OFTEN else pytest.mark.long) for k in range(16)]
 )
 def test_pairs_of_options(function, run, monkeypatch):
     """Values, gradients and metrics of options that are on at the same time."""
@@ -208,7 +209,16 @@ def test_pairs_of_options(function, run, monkeypatch):
     is_on = dict(zip(PAIRED, map(bool, RUNS[run]), strict=True))
     is_on["own_key_where"] &= is_on["own_keys"]
     towers = make_towers(further=3, seed=run, extra=True)
-    for name in ("ids", "key_bias", "own_keys", "own_key_where"):
+    rng, has_guide = np.random.default_rng(run), is_on["guide"]
+    towers["key_ids"] = np.concatenate([towers["ids"], [3, 5, -1]]).astype(np.int32)
+    is_on["key_ids"] &= is_on["ids"]
+    for name, shape in (("guide", (8, 3)), ("key_guide", (11, 3)), ("own_key_guide", (8, 3, 3))):
+        towers[name] = rng.normal(size=shape)
+        is_on[name] = has_guide and (name != "own_key_guide" or is_on["own_keys"])
+    for name in (
+        *("ids", "key_bias", "own_keys", "own_key_where", "key_ids"),
+        *("guide", "key_guide", "own_key_guide"),
+    ):
         if not is_on[name]:
             del towers[name]
     options: dict[str, Any] = {
@@ -218,9 +228,11 @@ def test_pairs_of_options(function, run, monkeypatch):
     }
     params = {"scale": 3.0, "bias": -1.0}
     if function == "info_nce_loss":
-        options["symmetric"] = is_on["symmetric"]
+        for name in ("symmetric", "positive_in_denominator", "same_tower_negatives"):
+            options[name] = is_on[name]
         params = {"temperature": 0.4, **({PENALTY: 0.3} if is_on[PENALTY] else {})}
     params |= {"hardness": 0.6} if is_on["hardness"] else {}
+    options |= {"guide_margin": 0.1} if has_guide else {}
     monkeypatch.setitem(LOSSES, "run", (function, options, params))
     expected = by_torch("run", towers)
 
@@ -241,7 +253,8 @@ def dense_metrics(towers: Towers, options: dict[str, Any], params: dict[str, flo
     """Those of the queries that count."""
     found, params = [], dict(params)
     line = (params.pop("scale", 1 / params.pop("temperature", 1.0)), params.pop("bias", 0.0))
-    options = {k: x for k, x in (options | params).items() if k not in ("symmetric", PENALTY)}
+    of_loss = "symmetric", PENALTY, "positive_in_denominator"
+    options = {k: x for k, x in (options | params).items() if k not in of_loss}
 
     @references.over_pairs
     def keep(queries, keys, ids, **of_rows):
@@ -330,6 +343,7 @@ def test_masked_rows_do_not_leak(name):
 f32, i32 = partial(np.ones, dtype=np.float32), partial(np.zeros, dtype=np.int32)
 FURTHER, QUERIES = r"`keys`.*m at least 5 and d = 4", r"`own_keys`.* n = 5 and d = 4"
 OWN = {"own_keys": f32((5, 2, 4))}
+GUIDES = {"guide": f32((5, 3)), "key_guide": f32((6, 3))}
 WRONG: list[tuple[type[Exception], str, str, Any]] = [
     (ValueError, "", "queries", f32(4)),
     (TypeError, "", "queries", i32((5, 4))),
@@ -356,6 +370,13 @@ WRONG: list[tuple[type[Exception], str, str, Any]] = [
     (TypeError, "", "own_keys", i32((5, 2, 4))),
     (ValueError, "must come with `own_keys`", "own_key_where", np.ones((5, 2), bool)),
     (ValueError, "", "own_key_where", OWN | {"own_key_where": np.ones((5, 3), bool)}),
+    (ValueError, "`ids` is missing", "key_ids", i32(6)),
+    (ValueError, "`key_ids` and `keys`", "key_ids", {"ids": i32(5), "key_ids": i32(5)}),
+    (ValueError, "`key_guide` is missing", "guide", f32((5, 3))),
+    (ValueError, "`guide` is missing", "own_key_guide", OWN | {"own_key_guide": f32((5, 2, 3))}),
+    (ValueError, "", "own_key_guide", GUIDES | OWN | {"own_key_guide": f32((5, 2, 2))}),
+    (ValueError, "must come with `own_keys`", "own_key_guide", f32((5, 2, 3))),
+    (ValueError, "", "guide_margin", np.inf),
     (TypeError, "", "own_key_where", OWN | {"own_key_where": i32((5, 2))}),
 ]
 

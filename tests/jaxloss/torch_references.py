@@ -325,13 +325,16 @@ def info_nce_loss(
     def of(logits, positives, negatives):
         log_sums = logits.masked_fill(~(positives | negatives), -torch.inf).logsumexp(1)
         denominators = log_sums
-        if not positive_in_denominator:
-            denominators = logits.masked_fill(~negatives, -torch.inf).logsumexp(1)
+        if not positive_in_denominator:  # Without a negative, the row does not count.
+            some = negatives.any(1, keepdim=True)
+            denominators = logits.masked_fill(~negatives & some, -torch.inf).logsumexp(1)
         means = logits.masked_fill(~positives, 0).sum(1) / positives.sum(1)
         return denominators - means + logsumexp_penalty * log_sums**2
 
-    both = _candidates(queries, keys, ids, lambda s: s / temperature, **options)
-    return torch.stack([of(*side) for side in both[: 1 + symmetric]]).mean(0)
+    both = _candidates(queries, keys, ids, lambda s: s / temperature, **options)[: 1 + symmetric]
+    values = torch.stack([of(*side) for side in both]).mean(0)
+    counts = torch.stack([side[2].any(1) | positive_in_denominator for side in both]).all(0)
+    return [value if used else None for value, used in zip(values, counts, strict=True)]
 
 
 @over_pairs
