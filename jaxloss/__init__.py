@@ -140,6 +140,7 @@ from jaxloss.losses.multilabel_weighted import (
 )
 from jaxloss.losses.prototypical import prototypical_loss
 from jaxloss.losses.proxies import proxy_anchor_loss, proxy_nca_loss
+from jaxloss.losses.relational import relational_loss
 from jaxloss.losses.softmax import margin_softmax_loss, sigmoid_loss, softmax_loss
 from jaxloss.losses.towers import info_nce_loss, sigmoid_contrastive_loss
 from jaxloss.losses.triplets import triplet_loss
@@ -189,6 +190,7 @@ __all__ = [
     "proxy_nca_loss",
     "push",
     "random_groups",
+    "relational_loss",
     "retrieval_metrics",
     "robust_multilabel_loss",
     "sample_wise_loss",

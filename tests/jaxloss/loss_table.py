@@ -285,6 +285,20 @@ def alone(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
     return call
 
 
+TEACHER = [[1.0, 0.5, 0.0], [-0.5, 1.0, 0.25], [0.0, -1.0, 2.0], [0.75, 0.5, -0.5]]
+
+
+def taught(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
+    """Of the features and those of a teacher, which are made of the labels."""
+
+    @wraps(loss)
+    def call(features, labels, *, where=None, **options):
+        where = labels >= 0 if where is None else where & (labels >= 0)
+        return loss(features, teacher=xp.asarray(TEACHER)[labels % 4], where=where, **options)
+
+    return call
+
+
 def paired(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
     """Of two towers. The keys are made of the queries, by numbers that round no dtype.
 
@@ -467,6 +481,7 @@ WITHOUT_LABELS = (
     loss_row("info_nce", "features", adapt=paired, kwargs={"temperature": 0.3}),
     loss_row("sigmoid_contrastive", "features", adapt=paired, kwargs={"further": True}),
     loss_row("koleo", "features", adapt=alone),
+    loss_row("relational", "features", adapt=taught, kwargs={"temperature": 0.4}),
     loss_row("vicreg", "features", adapt=views, terms=None),
     loss_row("barlow_twins", "features", adapt=views, terms=None),
 )
@@ -780,6 +795,14 @@ VARIANTS = (
     ),
     variant("proxy_nca", "without_own", temperature=0.7, include_own=False, normalize=False),
     variant("koleo", "in_tiles", 5),
+    variant(
+        "relational",
+        "distances_in_tiles",
+        3,
+        teacher_temperature=0.7,
+        similarity="negative_squared_distance",
+    ),
+    variant("relational", "mse_in_tiles", 5, kind="mse", similarity="inner"),
 )
 
 CASES = EVERY_LOSS + VARIANTS

@@ -18,7 +18,7 @@ import numpy as np
 
 PER_ROW = (
     *("sample_margin", "sample_angular_margin", "groups"),
-    *("guide", "own_keys", "own_key_where", "own_key_guide"),
+    *("guide", "own_keys", "own_key_where", "own_key_guide", "teacher"),
 )
 """The options that have a value for each row."""
 
@@ -338,6 +338,23 @@ def koleo_loss(features, epsilon=1e-8):
     gaps = -similarities(unit(features), unit(features), "negative_distance")
     np.fill_diagonal(gaps, np.inf)
     return list(-np.log(np.min(gaps, axis=1) + epsilon))
+
+
+@unlabelled
+def relational_loss(
+    features, *, teacher, kind="kl", temperature=1.0, teacher_temperature=None, similarity="cosine"
+):
+    s, t = (similarities(rows, rows, similarity) for rows in (features, teacher))
+    both, results = (temperature, teacher_temperature or temperature), []
+    for i in range(len(s)):
+        student, target = np.delete(s[i], i), np.delete(t[i], i)
+        if kind == "mse":
+            results.append(np.mean((student - target) ** 2) if len(student) else None)
+            continue
+        logits = [row / T for row, T in zip((student, target), both, strict=True)]
+        log_q, log_p = (row - log_sum_exp(row) for row in logits) if len(student) else logits
+        results.append(np.sum(np.exp(log_p) * (log_p - log_q)) if len(student) else None)
+    return results
 
 
 # Two towers ----

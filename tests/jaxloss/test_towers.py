@@ -20,7 +20,11 @@ LOSSES: dict[str, tuple[str, dict[str, Any], dict[str, float]]] = {
     "sigmoid_contrastive": ("sigmoid_contrastive_loss", {}, {"scale": 4.0, "bias": -1.5}),
     "info_nce_with_options": (
         "info_nce_loss",
-        {"equal_ids": "positive", "margin_of_false_negatives": 0.3},
+        {
+            "equal_ids": "positive",
+            "margin_of_false_negatives": 0.3,
+            "same_tower_negatives": True,
+        },
         {"temperature": 0.3, "hardness": 0.7, "logsumexp_penalty": 0.2},
     ),
     "sigmoid_contrastive_with_options": (

@@ -227,6 +227,25 @@ def koleo_loss(features):
     return list(-torch.log(gaps.masked_fill(~others, torch.inf).amin(1) + 1e-8))
 
 
+@partial(references.unlabelled, over_rows=over_rows)
+def relational_loss(
+    features, *, teacher, kind="kl", temperature=1.0, teacher_temperature=None, similarity="cosine"
+):
+    number = len(features)
+    if number < 2:
+        return [None] * number
+    others = ~torch.eye(number, dtype=torch.bool)
+    s, t = (
+        _similarities(rows[:, None], rows, similarity)[others].reshape(number, -1)
+        for rows in (features, teacher.to(features.dtype))
+    )
+    if kind == "mse":
+        return list(((s - t) ** 2).mean(1))
+    log_p = (t / (teacher_temperature or temperature)).log_softmax(1)
+    log_q = (s / temperature).log_softmax(1)
+    return list(F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1))
+
+
 def _candidates(
     queries,
     keys,
