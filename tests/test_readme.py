@@ -55,13 +55,11 @@ def run_blocks(page: str, without: str | None = None) -> dict[str, Any]:
     return names
 
 
-def test_the_examples_run(capsys):
-    names = run_blocks("README.md")
-    assert np.isfinite(float(capsys.readouterr().out))
-    features, labels = np.eye(4, 3, dtype=np.float32), np.array([0, 0, 1, 1])
-    found = names["hardest_negative_loss"](features, labels)
-    # All cosines of different rows are 0.
-    assert float(found) == pytest.approx(np.log(2), rel=1e-6)
+def test_the_example_prints_what_it_says(capsys):
+    run_blocks("README.md")
+    start, end = (float(line.split()[-1]) for line in capsys.readouterr().out.splitlines())
+    assert start < 0.2
+    assert end > 0.95
 
 
 @pytest.mark.long
@@ -207,9 +205,9 @@ def test_every_name_is_in_its_table(heading, column, known):
     assert named - {"linear"} == set(known)
 
 
-def test_the_readme_names_every_loss():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = text.partition("## Losses")[2].partition("\n## ")[0]
+def test_the_table_of_losses_names_every_one():
+    text = (ROOT / "docs/losses/index.md").read_text(encoding="utf-8")
+    table = text.partition("## All losses")[2]
     losses = {name for name in jaxloss.__all__ if name.endswith("_loss")} - {"sharded_loss"}
     assert losses <= set(re.findall(r"`(\w+)`", table))
 
