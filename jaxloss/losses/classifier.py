@@ -23,25 +23,25 @@ from jaxloss.losses.margins import Margins, lowering, margins_of_samples
 
 @divided
 def classifier_loss(
-    features: Float[Array, "n d"],
-    labels: Integer[Array, " n"],
+    features: Float[Array, "*n d"],
+    labels: Integer[Array, " *n"],
     weights: Float[Array, "d C *K"],
     bias: Float[Array, " C"] | None = None,
     *,
     similarity: ClassSimilarity = "inner",
     margin: Number | Float[Array, " C"] = 0.0,
     scale: Number = 1.0,
-    sample_margin: Float[Array, " n"] | None = None,
+    sample_margin: Float[Array, " *n"] | None = None,
     angular_margin: Number | Float[Array, " C"] = 0.0,
-    sample_angular_margin: Float[Array, " n"] | None = None,
+    sample_angular_margin: Float[Array, " *n"] | None = None,
     label_smoothing: Number = 0.0,
     block_size: int | None = None,
     class_axis_name: AxisName | None = None,
-    where: Bool[Array, " n"] | None = None,
-    sample_weights: Float[Array, " n"] | None = None,
+    where: Bool[Array, " *n"] | None = None,
+    sample_weights: Float[Array, " *n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
-) -> Float[Array, ""] | Float[Array, " n"]:
+) -> Float[Array, ""] | Float[Array, " *n"]:
     r"""Softmax cross-entropy of a linear or cosine classifier, for any number of classes.
 
     .. math:: \ell_i = -\sum_c t_{ic} \log \frac{e^{a_{ic}}}{\sum_k e^{a_{ik}}},
