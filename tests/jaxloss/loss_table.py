@@ -262,10 +262,11 @@ def soft(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
 
     @wraps(loss)
     def call(scored, labels, *args, where=None, **options):
-        options["where"] = labels >= 0 if where is None else where & (labels >= 0)
+        valid = labels >= 0 if where is None else where & (labels >= 0)
+        options["where"], scored_or_0 = valid, xp.where(valid[:, None], scored, 0.0)
         own = labels[:, None] == xp.arange(CLASSES, dtype=labels.dtype)[None, :]
         shares = xp.where(own, 0.5, 0.0) + xp.where(xp.roll(own, 1, 1), 0.25, 0.0)
-        targets = shares + 0.0625 * xp.tanh(scored[:, :CLASSES]) ** 2
+        targets = shares + 0.0625 * xp.tanh(scored_or_0[:, :CLASSES]) ** 2
         if xp is not jnp:  # References get them beside the labels.
             return loss(scored, labels, *args, targets=targets, **options)
         targets = xp.where(labels[:, None] < CLASSES, targets, jnp.nan)
