@@ -236,15 +236,19 @@ def _sums(
     else:
         target = jnp.sum(targets * _zero_if_left_out(targets, logits), axis=1)
     watched = None
-    if kind.has_metrics:
-        fixed, own_logit = lax.stop_gradient((logits, target))
-        if targets is not None:
-            own_logit = jnp.sum(jnp.where(is_label, fixed, 0), axis=1)
-        largest = rest.peak  # Of the others, unless it is a given one.
-        if peak is not None or targets is not None:
-            largest = jnp.max(jnp.where(is_label, -jnp.inf, fixed), axis=1, initial=-jnp.inf)
-        watched = Watched(own_logit, largest)
+    if _is_watched(kind, targets):
+        fixed = lax.stop_gradient(logits)
+        largest = jnp.max(jnp.where(is_label, -jnp.inf, fixed), axis=1, initial=-jnp.inf)
+        watched = Watched(jnp.sum(jnp.where(is_label, fixed, 0), axis=1), largest)
     return _OfSomeLogits(target, rest, jnp.sum(logits, axis=1), watched)
+
+
+def _is_watched(kind: Kind, targets: Float[Array, "n _"] | None) -> bool:
+    """Whether metrics need more than the target's logit and the peak of the other ones.
+
+    In a low precision, a peak may be a sampled one.
+    """
+    return kind.has_metrics and (targets is not None or any(kind.low))
 
 
 def _zero_if_left_out(
@@ -263,10 +267,13 @@ def _merge(a: _OfSomeLogits, b: _OfSomeLogits) -> _OfSomeLogits:
     return _OfSomeLogits(a.target + b.target, rest, a.total + b.total, watched)
 
 
-def _result(sums: _OfSomeLogits) -> OfLogits:
+def _result(kind: Kind, sums: _OfSomeLogits) -> OfLogits:
     # A class that is left out has a logit of -inf, from which -inf cannot be subtracted.
     rest = logsumexp.finite_from_below(logsumexp.result(sums.rest))
-    return OfLogits(sums.target, rest, sums.total, sums.watched)
+    watched = sums.watched
+    if kind.has_metrics and watched is None:
+        watched = Watched(lax.stop_gradient(sums.target), sums.rest.peak)
+    return OfLogits(sums.target, rest, sums.total, watched)
 
 
 _SAMPLED = 128
@@ -351,7 +358,7 @@ def _one_block(kind: Kind, inputs: Inputs) -> OfLogits:
     products = linear.product_with_columns(inputs.features, flat_columns(inputs.weights))
     logits = _capped(_logits(products, None, inputs.weights, inputs.bias), inputs.cap)
     own = _own(inputs, inputs.targets, 0, inputs.weights.shape[1])
-    return _result(_sums(kind, logits, own))
+    return _result(kind, _sums(kind, logits, own))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -396,7 +403,7 @@ def _found_and_products(
         return _relative_to_some(kind, inputs, norms), None
     kept = _empty_gradient(inputs.weights) if keep and not _is_single(kind, inputs) else None
     sums, kept = _visited(kind, inputs, norms, kept=kept, keep=keep)
-    return _result(sums), kept
+    return _result(kind, sums), kept
 
 
 def _visited(
@@ -425,7 +432,7 @@ def _visited(
         return _merge(sums, _sums(kind, logits, loaded.own, peak)), kept
 
     zero = jnp.zeros_like(features, shape=features.shape[:1])
-    watched = Watched(zero, zero - jnp.inf) if kind.has_metrics else None
+    watched = Watched(zero, zero - jnp.inf) if _is_watched(kind, inputs.targets) else None
     nothing = _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero, watched)
     return _over_blocks(visit, (nothing, kept), weights.shape[1], kind.block_size)
 
@@ -439,17 +446,17 @@ def _relative_to_some(kind: Kind, inputs: Inputs, norms: linear.InverseNorms | N
     rows, peak = _exact_in(kind.low[0], inputs.features), _sampled_peak(kind, inputs, norms)
     sums, _ = _visited(kind, inputs, norms, rows, peak)
     if kind.is_near:
-        return _result(sums)
+        return _result(kind, sums)
     # With its own rows: XLA for TPUs would keep shared ones out of the fast memory.
     again = rows * lax.optimization_barrier(jnp.ones((), rows.dtype))
     fits = jnp.all(jnp.isfinite(sums.rest.total))
     sums = lax.cond(fits, lambda: sums, lambda: _visited(kind, inputs, norms, again)[0])
-    return _result(sums)
+    return _result(kind, sums)
 
 
 @_relative_to_some.defjvp
 def _relative_jvp(kind: Kind, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    _, found = jax.jvp(lambda *of: _result(_visited(kind, *of)[0]), primals, tangents)
+    _, found = jax.jvp(lambda *of: _result(kind, _visited(kind, *of)[0]), primals, tangents)
     return _relative_to_some(kind, *primals), found
 
 

@@ -156,7 +156,9 @@ def test_metrics(way, monkeypatch):
     dtype = jnp.bfloat16 if way == "bfloat16" else np.float32
     features, labels, weights, bias = problem({}, dtype, classes=192)
     labels, where = labels.at[3].set(-1).at[5].set(192), jnp.arange(16) % 5 > 0
-    labels = jnp.where(jnp.arange(16) % 3 > 1, jnp.argmax(features @ weights + bias[None, :], 1), labels)
+    labels = jnp.where(
+        jnp.arange(16) % 3 > 1, jnp.argmax(features @ weights + bias[None, :], 1), labels
+    )
     options: Any = {"logsumexp_penalty": 0.1, "soft_cap": 5.0, "scale": 2.0, "metrics": True}
     if way == "targets":
         labels, where = 0.75 * jax.nn.one_hot(labels, 192) + 1e-3, where & (labels >= 0)
