@@ -112,7 +112,7 @@ from jaxloss.features.subspace import (
     spectral_basis,
     spectral_overlap,
 )
-from jaxloss.losses.classifier import classifier_loss
+from jaxloss.losses.classifier import ClassifierMetrics, classifier_loss
 from jaxloss.losses.contrastive import supervised_contrastive_loss
 from jaxloss.losses.contrastive_metrics import ContrastiveMetrics
 from jaxloss.losses.grouping import (
@@ -150,6 +150,7 @@ from jaxloss.pairs.queue import Queue, make_queue, push
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClassifierMetrics",
     "ContrastiveMetrics",
     "Discriminability",
     "PrototypeSeparation",

@@ -49,6 +49,24 @@ def checked_rows(
     return rows, labels, valid_rows(labels, checks.row_mask(where, name, rows))
 
 
+def checked_rows_of_targets(
+    name: Literal["features", "logits"], rows: Any, labels: Any, where: Any
+) -> tuple[Float[Array, "n k"], Integer[Array, " n"] | Float[Array, "n C"], Bool[Array, " n"]]:
+    """Checks the samples of a loss that takes class indices or targets of floats.
+
+    Returns:
+      As `checked_rows`, targets as they are.
+    """
+    if not checks.is_soft(labels):
+        checks.not_multi_hot("labels", labels, hint="; targets [n, C] are floats")
+        return checked_rows(name, rows, labels, where)
+    rows = checks.floating(name, rows, "n C" if name == "logits" else "n d")
+    targets = checks.floating("labels", labels, "n C")
+    checks.same_rows("labels", targets, name, rows)
+    mask = checks.row_mask(where, name, rows)
+    return rows, targets, jnp.ones(targets.shape[:1], bool) if mask is None else mask
+
+
 def checked_rows_of_any_labels(
     features: Any, labels: Any, where: Any
 ) -> tuple[Float[Array, "n d"], Integer[Array, " n"] | Integer[Array, "n C"], Bool[Array, " n"]]:
@@ -114,6 +132,13 @@ def nan_where_no_class(
 ) -> Float[Array, " n"]:
     """Returns `values` with NaN, also in the gradient, where a valid label is C or more."""
     return values * (1 + nan_where(valid & (labels >= num_classes), values.dtype))
+
+
+def nan_where_negative(
+    values: Float[Array, " n"], targets: Float[Array, "n C"], valid: Bool[Array, " n"]
+) -> Float[Array, " n"]:
+    """Returns `values` with NaN, also in the gradient, where a target of a valid row is below 0."""
+    return values * (1 + nan_where(valid & jnp.any(targets < 0, axis=1), values.dtype))
 
 
 def nan_where(condition: Bool[Array, " *shape"], dtype: DTypeLike) -> Float[Array, " *shape"]:

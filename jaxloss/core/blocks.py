@@ -11,8 +11,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Shaped
 
-Total: TypeAlias = Callable[[Any, Any, Any], Float[Array, ""]]
-"""Of the floats and the integers of a block of rows, and of what all blocks share."""
+Total: TypeAlias = Callable[[Any, Any, Any], tuple[Float[Array, ""], Any]]
+"""Of the floats and the integers of a block of rows, and of what all blocks share.
+
+Beside the total it returns a pytree of further sums, which have no gradient.
+"""
 
 
 def in_blocks(arrays: Any, size: int) -> Any:
@@ -35,12 +38,12 @@ def joined(blocks: Any, number: int) -> Any:
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def sum_of_blocks(
     totals: tuple[Total, Total], floats: Any, integers: Any, shared: Any
-) -> Float[Array, ""]:
+) -> tuple[Float[Array, ""], Any]:
     """Returns the sum of `total(floats, integers, shared)` over blocks of rows.
 
-    Its gradient is computed block by block in the forward pass, so that nothing of a block is kept
-    or computed again: the backward pass multiplies by a number. A second derivative computes
-    the blocks again.
+    The gradient of the total is computed block by block in the forward pass, so that nothing of a
+    block is kept or computed again: the backward pass multiplies by a number. A second derivative
+    computes the blocks again.
 
     Args:
       totals: The same function in two forms, without a gradient and with one. It reads no array
@@ -51,28 +54,29 @@ def sum_of_blocks(
     return _sum(totals[0], floats, integers, shared)
 
 
-def _sum(total: Total, floats: Any, integers: Any, shared: Any) -> Float[Array, ""]:
-    def step(found: Array, block: Any) -> tuple[Array, None]:
-        return found + jax.checkpoint(total)(*block, shared), None
+def _sum(total: Total, floats: Any, integers: Any, shared: Any) -> tuple[Float[Array, ""], Any]:
+    def step(block: Any) -> tuple[Array, Any]:
+        return jax.checkpoint(total)(*block, shared)
 
-    return lax.scan(step, _zero(floats), (floats, integers))[0]
+    return _sum_of_each(lax.map(step, (floats, integers)))
 
 
-def _zero(floats: Any) -> Float[Array, ""]:
-    return jnp.zeros_like(jax.tree.leaves(floats)[0], shape=())
+def _sum_of_each(sums: Any) -> Any:
+    return jax.tree.map(partial(jnp.sum, axis=0), sums)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _with_gradients(
     totals: tuple[Total, Total], floats: Any, integers: Any, shared: Any
-) -> tuple[Array, Any]:
+) -> tuple[Any, Any]:
     def step(found: Any, block: Any) -> tuple[Any, Any]:
-        value, (d_floats, d_shared) = jax.value_and_grad(totals[1], (0, 2))(*block, shared)
-        return jax.tree.map(jnp.add, found, (value, d_shared)), d_floats
+        run = jax.value_and_grad(totals[1], (0, 2), has_aux=True)
+        sums, (d_floats, d_shared) = run(*block, shared)
+        return jax.tree.map(jnp.add, found, d_shared), (sums, d_floats)
 
-    nothing = _zero(floats), jax.tree.map(jnp.zeros_like, shared)
-    (value, d_shared), d_floats = lax.scan(step, nothing, (floats, integers))
-    return value, (d_floats, None, d_shared)
+    nothing = jax.tree.map(jnp.zeros_like, shared)
+    d_shared, (sums, d_floats) = lax.scan(step, nothing, (floats, integers))
+    return _sum_of_each(sums), (d_floats, None, d_shared)
 
 
 @_with_gradients.defjvp
@@ -80,15 +84,15 @@ def _derivative(totals: tuple[Total, Total], primals: Any, tangents: Any) -> Any
     integers = primals[1]
 
     def of_floats(floats: Any, shared: Any) -> Any:
-        run = jax.value_and_grad(partial(_sum, totals[0]), (0, 2))
-        value, (d_floats, d_shared) = run(floats, integers, shared)
-        return value, (d_floats, None, d_shared)
+        run = jax.value_and_grad(partial(_sum, totals[0]), (0, 2), has_aux=True)
+        sums, (d_floats, d_shared) = run(floats, integers, shared)
+        return sums, (d_floats, None, d_shared)
 
     return jax.jvp(of_floats, primals[::2], tangents[::2])
 
 
-def _backward(totals: tuple[Total, Total], gradients: Any, cotangent: Float[Array, ""]) -> Any:
-    return jax.tree.map(lambda gradient: cotangent * gradient, gradients)
+def _backward(totals: tuple[Total, Total], gradients: Any, cotangents: tuple[Array, Any]) -> Any:
+    return jax.tree.map(lambda gradient: cotangents[0] * gradient, gradients)
 
 
 sum_of_blocks.defvjp(_with_gradients, _backward)

@@ -111,13 +111,13 @@ def class_labels(
     return array
 
 
-def not_multi_hot(name: str, labels: Any, *, shape: str = "n") -> Any:
+def not_multi_hot(name: str, labels: Any, *, shape: str = "n", hint: str = "") -> Any:
     """Returns labels that are not checked yet, and raises if they have two axes."""
     if rank(labels) == 2:
         if labels.shape[1] > 1:
             raise ValueError(
                 f"`{name}` must have shape {_brackets(shape)}, got {tuple(labels.shape)}; "
-                f"class indices of one-hot {name} are {name}.argmax(1)"
+                f"class indices of one-hot {name} are {name}.argmax(1){hint}"
             )
         _check_rank(name, labels, shape)
     return labels
@@ -139,6 +139,12 @@ def same_labels(labels: Integer[Array, " n"], given: Any, dtype: Any) -> Integer
             )
         _check_values("labels", np.asarray(given), dtype)
     return labels.astype(dtype)
+
+
+def is_soft(labels: Any) -> bool:
+    """Returns whether labels are floats `[n, C]`, which no class indices are."""
+    is_array = isinstance(labels, jax.Array | np.ndarray) and labels.ndim == 2
+    return is_array and jnp.issubdtype(labels.dtype, jnp.floating)
 
 
 def class_sets(

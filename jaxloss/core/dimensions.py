@@ -26,7 +26,8 @@ class Leaf(NamedTuple):
     sizes: list[str | None]
     """Of each dimension of an array: `"n"` of rows, `"m"` of references, `"C"` of classes, or None.
 
-    Rows and references are the first dimension. So the second one of a mask `[n, m]` is None.
+    Rows and references are the first dimension. So the second one of a mask `[n, m]` is None. Of
+    rows of several leading axes, the further ones are `"n1"`, `"n2"`, and so on.
     """
 
 
@@ -46,7 +47,7 @@ class Call(NamedTuple):
 
         Those of a `Partial` are known by the annotations of its own function.
         """
-        known = dims_of(self.function)
+        known, leading = dims_of(self.function), self.leading()
         for name, value in sorted(self.arguments.items()):
             if isinstance(value, Partial):
                 yield from (Leaf(name, x, []) for x in jax.tree.leaves(value.args))
@@ -55,7 +56,25 @@ class Call(NamedTuple):
             fields = dims_of(type(value)) if hasattr(value, "_fields") else {}
             for path, leaf in jax.tree.leaves_with_path(value):
                 dims = fields.get(path[0].name, ()) if fields else known.get(name, ())
-                yield Leaf(name, leaf, _sizes(dims, np.ndim(leaf)))
+                yield Leaf(name, leaf, _sizes(dims, np.ndim(leaf), leading))
+
+    def leading(self) -> int:
+        """The number of leading axes of the rows: 1, if these are not annotated as `"*n ..."`."""
+        first = next(iter(inspect.signature(self.function).parameters))
+        names = dims_of(self.function).get(first, ("",))[0].split()
+        rank = getattr(self.arguments.get(first), "ndim", None)
+        return 1 if names[:1] != ["*n"] or rank is None else rank - len(names) + 1
+
+    def rows(self) -> Iterator[tuple[str, Any, bool]]:
+        """The arrays that are annotated as `"*n ..."`, by name, and whether they have such a rank.
+
+        What is no array is left out.
+        """
+        known, leading = dims_of(self.function), self.leading()
+        for name, value in self.arguments.items():
+            ranks = [len(x.split()) - 1 for x in known.get(name, ()) if x.split()[:1] == ["*n"]]
+            if ranks and isinstance(value, jax.Array | np.ndarray | np.generic):
+                yield name, value, value.ndim - leading in ranks
 
     def lengths(self, size: str) -> dict[str, int]:
         """The numbers of rows of the arguments whose first dimension has this name."""
@@ -63,11 +82,15 @@ class Call(NamedTuple):
         return {leaf.name: np.shape(leaf.value)[0] for leaf in of_rows}
 
 
-def _sizes(dims: tuple[str, ...], rank: int) -> list[str | None]:
-    found = [names.split() for names in dims]
+def _sizes(dims: tuple[str, ...], rank: int, leading: int = 1) -> list[str | None]:
+    rows = ["n", *(f"n{k}" for k in range(1, leading))][: max(leading, 0)]
+    found = [
+        [x for name in names.split() for x in (rows if name == "*n" else [name])] for names in dims
+    ]
     fitting = [names for names in found if len(names) == rank or any(x[0] in "*." for x in names)]
     names = [*fitting, *found, []][0][:rank]  # Without one that fits, the function has an error.
-    return [x if x == "C" or (x in ("n", "m") and not k) else None for k, x in enumerate(names)]
+    spread = {"C", *rows[1:]}
+    return [x if x in spread or (x in ("n", "m") and not k) else None for k, x in enumerate(names)]
 
 
 @functools.lru_cache(maxsize=256)

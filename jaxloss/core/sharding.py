@@ -5,7 +5,8 @@ calls it so under `jax.shard_map`: `divided`, the decorator of all public functi
 arrays that are sharded over Explicit axes, and `sharded_loss` on request, for any mesh. Which
 dimension of an argument is spread follows from its jaxtyping annotation (`dimensions.py`):
 
-- rows `"n ..."` over the axes of the batch;
+- rows `"n ..."` over the axes of the batch; those of any number of leading axes, `"*n ..."`, over
+  axes for each of them;
 - references `"m ..."` over the same axes, filled up with rows of `reference_where=False`;
 - keys `"m ..."` of a function without `references`: the first n like the rows, the others in equal
   shares, filled up with rows of `key_where=False`;
@@ -63,7 +64,9 @@ def divided(function: Any = None, *, result: Result = "loss") -> Any:
         belong to the rows. Classes are `C`, if the function takes `class_axis_name`. Every other
         array is copied to every device, such as one without an annotation. So is one that goes
         through `**kwargs`: give it a parameter, if it has rows. A `Queue` needs no annotation. The
-        names in annotations must exist at run time, not only for type checkers.
+        names in annotations must exist at run time, not only for type checkers. Rows `"*n ..."` may
+        have any number of leading axes, those of the first argument: the function gets and returns
+        them as one.
       result: `"loss"` for a function with `reduction`, whose result is a scalar, or rows `[n]` for
         `"none"`; `"losses of classes"`, if these are `[C]`; `"rows"`, if results are always spread
         like the rows; else `"replicated"`.
@@ -103,7 +106,8 @@ def divided(function: Any = None, *, result: Result = "loss") -> Any:
         raise TypeError(f"`{function.__name__}` must take `axis_name=None`, as all losses do")
     of_library, parameters = is_own(function), inspect.signature(function).parameters.values()
     flags = [p.name for p in parameters if of_library and isinstance(p.default, bool)]
-    plain = compiled_once(function) if of_library else function
+    flat = _of_flat_rows(function, result)
+    plain = compiled_once(flat) if of_library else flat
 
     @functools.wraps(function)
     def on_any_mesh(*args: Any, **kwargs: Any) -> Any:
@@ -116,7 +120,7 @@ def divided(function: Any = None, *, result: Result = "loss") -> Any:
             # Arrays that the function makes must be on the mesh, too.
             with jax.sharding.use_abstract_mesh(mesh):
                 return plain(*args, **kwargs)
-        call = _bound(function, args, kwargs)
+        call = _bound(flat, args, kwargs)
         return _called(call, _spread_as(mesh, call), result)
 
     on_any_mesh._result = result  # pyright: ignore[reportAttributeAccessIssue]
@@ -172,6 +176,39 @@ def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -
     return on_mesh  # pyright: ignore[reportReturnType]
 
 
+def _of_flat_rows(function: Any, result: Result) -> Any:
+    """Returns a function that takes and returns rows `"*n ..."` of any number of leading axes."""
+    signature = inspect.signature(function)
+    first = next(iter(signature.parameters))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        scored = args[0] if args else kwargs.get(first)
+        leading = Call(function, {first: scored}).leading()
+        if leading == 1 or leading < 0:
+            return function(*args, **kwargs)
+        arguments, shape = signature.bind(*args, **kwargs).arguments, scored.shape[:leading]
+        number = math.prod(shape)
+        for name, array, fits in Call(function, dict(arguments)).rows():
+            if not fits or array.shape[:leading] != shape:
+                raise ValueError(
+                    f"`{name}` must have the leading axes {shape} of `{first}` {scored.shape}, "
+                    f"got {array.shape}"
+                )
+            arguments[name] = array.reshape(number, *array.shape[leading:])
+        try:
+            found = function(**arguments)
+        except (TypeError, ValueError) as error:
+            error.add_note(f"The leading axes {shape} of `{first}` are flattened to {number} rows.")
+            raise
+        if not _is_of_rows(Call(function, arguments), result):
+            return found
+        # Scalars are metrics.
+        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]) if x.ndim else x, found)
+
+    return call
+
+
 def _bound(function: Any, args: Any, kwargs: Any) -> Call:
     """Returns a call without the names of axes."""
     signature = inspect.signature(function)
@@ -215,6 +252,8 @@ class _Spread(NamedTuple):
     """Those of the rows."""
     class_axes: AxisName | None
     """Those of the classes."""
+    further: tuple[AxisName | None, ...] = ()
+    """Those of the second leading axis of the rows, and of the next ones."""
 
     @property
     def size(self) -> int:
@@ -223,8 +262,9 @@ class _Spread(NamedTuple):
 
     def spec(self, leaf: Leaf) -> P:
         """The dimensions of an array that are spread."""
-        over = {"n": self.axes, "m": self.axes, "C": self.class_axes, None: None}
-        return P(*(over[size] for size in leaf.sizes))
+        over = {"n": self.axes, "m": self.axes, "C": self.class_axes}
+        over |= {f"n{k}": axes for k, axes in enumerate(self.further, 1)}
+        return P(*(over.get(size) for size in leaf.sizes))
 
     def placed(self, leaf: Leaf, spec: P) -> jax.Array:
         """The array as `jax.shard_map` takes it: on Explicit axes, it must be sharded so."""
@@ -238,14 +278,18 @@ class _Spread(NamedTuple):
 
 def _spread_as(mesh: Any, call: Call) -> _Spread:
     """Returns how rows and classes are spread: as in the first array that is sharded so."""
-    found: dict[str | None, tuple[Any, ...]] = {"n": (), "C": ()}
+    sizes = ("n", *(f"n{k}" for k in range(1, call.leading())))
+    found: dict[str | None, tuple[Any, ...]] = dict.fromkeys((*sizes, "C"), ())
     for leaf in call.leaves():
         spec = jax.typeof(leaf.value).sharding.spec if isinstance(leaf.value, jax.Array) else ()
         for size, axes in zip(leaf.sizes, spec, strict=False):
             found[size] = found.get(size) or _as_tuple(axes)
     classes = found["C"] if "class_axis_name" in inspect.signature(call.function).parameters else ()
-    rows = tuple(axis for axis in found["n"] if axis not in classes)
-    return _Spread(mesh, rows or None, classes or None)
+    taken, axes = set(classes), []
+    for size in sizes:
+        axes.append(tuple(axis for axis in found[size] if axis not in taken) or None)
+        taken.update(found[size])
+    return _Spread(mesh, axes[0], classes or None, tuple(axes[1:]))
 
 
 def _as_tuple(axes: Any) -> tuple[Any, ...]:
@@ -256,7 +300,8 @@ def _called(call: Call, spread: _Spread, result: Result) -> Any:
     """Calls a function on every device. Errors have the shapes of the whole batch."""
     try:
         prepared = _prepared(call, spread, _num_rows(call, spread, result))
-        for name, axes in zip(_AXIS_NAMES, (spread.axes, spread.class_axes), strict=True):
+        of_rows = tuple(axis for axes in (spread.axes, *spread.further) for axis in _as_tuple(axes))
+        for name, axes in zip(_AXIS_NAMES, (of_rows or None, spread.class_axes), strict=True):
             if axes is not None and call.takes(name):
                 prepared.arguments[name] = axes
         return _mapped(prepared, spread, _out_spec(call, spread, result))
@@ -284,7 +329,7 @@ def _error_of_whole_batch(call: Call) -> Exception | None:
 def _num_rows(call: Call, spread: _Spread, result: Result) -> int | None:
     """Returns the number of rows of the batch, which must spread evenly; None without rows."""
     rows, first = call.lengths("n"), next(iter(inspect.signature(call.function).parameters))
-    if first not in rows and result != "replicated":
+    if first not in rows and call.leading() and result != "replicated":
         raise ValueError(
             f"`{first}`, the first argument, must be annotated as rows in the signature of the "
             f'loss, such as `{first}: Float[Array, "n d"]`'
@@ -363,10 +408,15 @@ def _filled(call: Call, spread: _Spread, num_rows: int) -> Call:
     return Call(call.function, jax.tree.structure(arguments).unflatten(map(fill, call.leaves())))
 
 
-def _out_spec(call: Call, spread: _Spread, result: Result) -> P | tuple[P, P]:
+def _is_of_rows(call: Call, result: Result) -> bool:
+    """Whether the result of a call has a value for each row."""
     reduction = inspect.signature(call.function).parameters.get("reduction")
     is_none = call.arguments.get("reduction", getattr(reduction, "default", None)) == "none"
-    spec = P(spread.axes) if result == "rows" or (result == "loss" and is_none) else P()
+    return result == "rows" or (result == "loss" and is_none)
+
+
+def _out_spec(call: Call, spread: _Spread, result: Result) -> P | tuple[P, P]:
+    spec = P(spread.axes, *spread.further) if _is_of_rows(call, result) else P()
     metrics = call.arguments.get("metrics")  # Beside the loss, the same on every device.
     return (spec, P()) if isinstance(metrics, bool | np.bool_) and metrics else spec
 

@@ -44,11 +44,21 @@ class OfLogits(NamedTuple):
     """What the loss needs of the logits `[n, C]` of its rows, each `[n]`."""
 
     target: Float[Array, " n"]
-    """Logit of the target; 0 if it is not among the classes."""
+    """Logit of the target; 0 if it is not among the classes. With soft targets, `Σ_c t_c z_c`."""
     rest: Float[Array, " n"]
-    """Log-sum-exp over the classes other than the target; the lowest float if there are none."""
+    """Log-sum-exp over the classes other than the target; the lowest float if there are none. With
+    soft targets, over all classes."""
     total: Float[Array, " n"]
     """Sum over the classes."""
+    watched: Watched | None
+    """For metrics, without a gradient."""
+
+
+class Watched(NamedTuple):
+    """The logit of the class of a row, and the largest one of the other classes, each `[n]`."""
+
+    own: Float[Array, " n"]
+    largest: Float[Array, " n"]
 
 
 class Inputs(NamedTuple):
@@ -58,9 +68,13 @@ class Inputs(NamedTuple):
     factors: Float[Array, " n"] | None
     """a. With None, a is in the features."""
     labels: Any
+    """Beside targets, the class of the largest one; -1 for rows whose targets are not read."""
     weights: Float[Array, "d C *K"]
     """r are their inverse norms, or 1."""
     bias: Float[Array, " C"] | None
+    targets: Float[Array, "n C"] | None = None
+    cap: Float[Array, ""] | None = None
+    """s of logits `s tanh(z / s)`."""
 
 
 class Kind(NamedTuple):
@@ -75,18 +89,27 @@ class Kind(NamedTuple):
     """Whether all logits are between -64 and 64, so that they need no maximum."""
     switch: Any
     """JAX's own switch of precision. A backward pass may be traced outside of the user's `with`."""
+    has_metrics: bool = False
 
 
 def prepared(
     arrays: tuple[Array, Any, Array, Array | None],
+    valid: Bool[Array, " n"],
     scale: Number,
+    soft_cap: Number | None,
     similarity: ClassSimilarity,
     block_size: int | None,
+    *,
+    has_metrics: bool,
 ) -> tuple[Kind, Inputs]:
     """Returns what the logits `β z` are computed from, from features, labels, weights and bias."""
     features, labels, weights, bias = arrays
     floats = jax.tree.leaves((features, weights, bias))
     wide, low = linear.wide_dtype(*floats), low_dtypes(*floats)[:2]
+    targets = None
+    if labels.ndim == 2:
+        targets, labels = labels, jnp.argmax(labels, axis=1) if has_metrics else 0
+        labels = jnp.where(valid, labels, -1)
     features = features.astype(wide)
     if bias is not None:
         bias = bias.astype(wide)
@@ -95,7 +118,7 @@ def prepared(
     factors, is_near = None, False
     if any(low):
         # Norms and scale come in after the product: before it, rows would not be exact.
-        factors = jnp.full_like(features, scale, shape=labels.shape)
+        factors = jnp.full_like(features, scale, shape=valid.shape)
         if similarity == "cosine":
             features = features * linear.power_of_two_scale(features)
             factors = factors * linear.inverse_norms_of_scaled(features)
@@ -103,8 +126,9 @@ def prepared(
     else:
         # Scaled features and a scaled bias have scaled logits.
         features = scale * (linear.l2_normalize(features) if similarity == "cosine" else features)
-    kind = Kind(similarity, min(size, weights.shape[1]), low, is_near, switch())
-    return kind, Inputs(features, factors, labels, weights, bias)
+    kind = Kind(similarity, min(size, weights.shape[1]), low, is_near, switch(), has_metrics)
+    cap = None if soft_cap is None else jnp.asarray(scale * soft_cap, wide)
+    return kind, Inputs(features, factors, labels, weights, bias, targets, cap)
 
 
 def _classes_of_block(features: Float[Array, "n d"], weights: Float[Array, "d C *K"]) -> int:
@@ -140,6 +164,8 @@ def rows_of_block(kind: Kind, inputs: Inputs) -> int | None:
     most = (2**22 if on_cpu() else 2**26) // (inputs.weights.size // dim)
     if most < 128 or number <= dim or dim < 128:
         return None
+    if inputs.targets is not None:  # To fill up the last block would be a copy of all targets.
+        return next((rows for rows in range(most, 127, -1) if number % rows == 0), None)
     blocks = -(-number // most)
     return -(-number // (8 * blocks)) * 8
 
@@ -159,7 +185,8 @@ def over_classes(kind: Kind, inputs: Inputs, class_axis_name: AxisName | None = 
     """Returns what the loss needs of the logits, also of classes on other devices."""
     num_classes, labels = inputs.weights.shape[1], inputs.labels
     first = batch.first_position(num_classes, class_axis_name)
-    inputs = inputs._replace(labels=labels - jnp.asarray(first, labels.dtype))
+    if class_axis_name is not None:
+        inputs = inputs._replace(labels=labels - jnp.asarray(first, labels.dtype))
     visit = in_blocks
     if kind.block_size == num_classes and inputs.factors is None:
         visit = _one_block
@@ -171,7 +198,11 @@ def over_classes(kind: Kind, inputs: Inputs, class_axis_name: AxisName | None = 
         found.rest[:, None], every[:, None], axis=1, axis_name=class_axis_name
     )
     target, total = (batch.sum_over(part, class_axis_name) for part in (found.target, found.total))
-    return OfLogits(target, rest, total)
+    watched = None
+    if found.watched is not None:
+        largest = batch.max_over(found.watched.largest, class_axis_name)
+        watched = Watched(lax.stop_gradient(target), largest)
+    return OfLogits(target, rest, total, watched)
 
 
 class _OfSomeLogits(NamedTuple):
@@ -180,30 +211,69 @@ class _OfSomeLogits(NamedTuple):
     target: Float[Array, " n"]
     rest: Part
     total: Float[Array, " n"]
+    watched: Watched | None
+
+
+class _Own(NamedTuple):
+    """Which of some classes are the target of a row."""
+
+    is_label: Bool[Array, "n B"]
+    targets: Float[Array, "n B"] | None
 
 
 def _sums(
-    logits: Float[Array, "n B"],
-    is_target: Bool[Array, "n B"],
-    peak: Float[Array, " n"] | None = None,
+    kind: Kind, logits: Float[Array, "n B"], own: _Own, peak: Float[Array, " n"] | None = None
 ) -> _OfSomeLogits:
     """With a peak, the rest is relative to it."""
+    is_label, targets = own
+    others = ~is_label if targets is None else jnp.ones_like(is_label)
     if peak is None:
-        rest = logsumexp.part(logits, ~is_target, axis=1)
+        rest = logsumexp.part(logits, others, axis=1)
     else:
-        rest = logsumexp.part_relative_to(peak, logits, ~is_target, axis=1)
-    target = jnp.sum(jnp.where(is_target, logits, 0), axis=1)
-    return _OfSomeLogits(target, rest, jnp.sum(logits, axis=1))
+        rest = logsumexp.part_relative_to(peak, logits, others, axis=1)
+    if targets is None:
+        target = jnp.sum(jnp.where(is_label, logits, 0), axis=1)
+    else:
+        target = jnp.sum(targets * _zero_if_left_out(targets, logits), axis=1)
+    watched = None
+    if _is_watched(kind, targets):
+        fixed = lax.stop_gradient(logits)
+        largest = jnp.max(jnp.where(is_label, -jnp.inf, fixed), axis=1, initial=-jnp.inf)
+        watched = Watched(jnp.sum(jnp.where(is_label, fixed, 0), axis=1), largest)
+    return _OfSomeLogits(target, rest, jnp.sum(logits, axis=1), watched)
+
+
+def _is_watched(kind: Kind, targets: Float[Array, "n _"] | None) -> bool:
+    """Whether metrics need more than the target's logit and the peak of the other ones.
+
+    In a low precision, a peak may be a sampled one.
+    """
+    return kind.has_metrics and (targets is not None or any(kind.low))
+
+
+def _zero_if_left_out(
+    targets: Float[Array, "n B"], logits: Float[Array, "n B"]
+) -> Float[Array, "n B"]:
+    """Returns the logits with 0 in place of -inf where the target is 0: 0 · ∞ is NaN."""
+    return jnp.where((targets == 0) & (logits == -jnp.inf), 0, logits)
 
 
 def _merge(a: _OfSomeLogits, b: _OfSomeLogits) -> _OfSomeLogits:
-    return _OfSomeLogits(a.target + b.target, logsumexp.merge(a.rest, b.rest), a.total + b.total)
+    watched = None
+    if a.watched is not None and b.watched is not None:
+        largest = jnp.maximum(a.watched.largest, b.watched.largest)
+        watched = Watched(a.watched.own + b.watched.own, largest)
+    rest = logsumexp.merge(a.rest, b.rest)
+    return _OfSomeLogits(a.target + b.target, rest, a.total + b.total, watched)
 
 
-def _result(sums: _OfSomeLogits) -> OfLogits:
+def _result(kind: Kind, sums: _OfSomeLogits) -> OfLogits:
     # A class that is left out has a logit of -inf, from which -inf cannot be subtracted.
     rest = logsumexp.finite_from_below(logsumexp.result(sums.rest))
-    return OfLogits(sums.target, rest, sums.total)
+    watched = sums.watched
+    if kind.has_metrics and watched is None:
+        watched = Watched(lax.stop_gradient(sums.target), sums.rest.peak)
+    return OfLogits(sums.target, rest, sums.total, watched)
 
 
 _SAMPLED = 128
@@ -266,17 +336,29 @@ def _logits(
     return logits if bias is None else logits + bias[None, :]
 
 
-def _is_target(labels: Integer[Array, " n"], first: _First, size: int) -> Bool[Array, "n B"]:
-    """Returns which of the classes from `first` on is the target of a row."""
-    classes = first + indices(size)
-    return labels[:, None] == classes.astype(labels.dtype)[None, :]
+def _capped(logits: Float[Array, "n B"], cap: Float[Array, ""] | None) -> Float[Array, "n B"]:
+    """Returns `s tanh(z / s)` of the logits; -inf of a class that is left out."""
+    if cap is None:
+        return logits
+    left_out = logits == -jnp.inf
+    return jnp.where(left_out, logits, cap * jnp.tanh(jnp.where(left_out, 0, logits) / cap))
+
+
+def _own(inputs: Inputs, targets: Float[Array, "n B"] | None, first: _First, size: int) -> _Own:
+    """Returns which of the classes from `first` on is the target of a row, or how much."""
+    labels, classes = inputs.labels, first + indices(size)
+    is_label = labels[:, None] == classes.astype(labels.dtype)[None, :]
+    if targets is not None:
+        targets = jnp.where(labels[:, None] >= 0, targets.astype(inputs.features.dtype), 0)
+    return _Own(is_label, targets)
 
 
 def _one_block(kind: Kind, inputs: Inputs) -> OfLogits:
-    _, (features, _, labels, vectors, bias) = unit_vectors(kind, inputs)
-    products = linear.product_with_columns(features, flat_columns(vectors))
-    logits = _logits(products, None, vectors, bias)
-    return _result(_sums(logits, _is_target(labels, 0, vectors.shape[1])))
+    inputs = unit_vectors(kind, inputs)[1]
+    products = linear.product_with_columns(inputs.features, flat_columns(inputs.weights))
+    logits = _capped(_logits(products, None, inputs.weights, inputs.bias), inputs.cap)
+    own = _own(inputs, inputs.targets, 0, inputs.weights.shape[1])
+    return _result(kind, _sums(kind, logits, own))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -299,7 +381,11 @@ def _forward(kind: Kind, inputs: Any) -> tuple[OfLogits, Any]:
     keep = values.factors is None and (in_gradient or _is_single(kind, values))
     norms = _norms(kind, values.weights, values.features.dtype)
     found, kept = _found_and_products(kind, values, norms, keep=keep)
-    return found, (values, found.rest, kept, norms)
+    # Whether it has a gradient is in the structure of what is kept.
+    has_gradient = tuple(
+        () if x is not None and x.perturbed else None for x in (inputs.targets, inputs.cap)
+    )
+    return found, (values, found.rest, kept, norms, has_gradient)
 
 
 def _is_single(kind: Kind, inputs: Inputs) -> bool:
@@ -317,7 +403,7 @@ def _found_and_products(
         return _relative_to_some(kind, inputs, norms), None
     kept = _empty_gradient(inputs.weights) if keep and not _is_single(kind, inputs) else None
     sums, kept = _visited(kind, inputs, norms, kept=kept, keep=keep)
-    return _result(sums), kept
+    return _result(kind, sums), kept
 
 
 def _visited(
@@ -331,22 +417,23 @@ def _visited(
     keep: bool = False,
 ) -> tuple[_OfSomeLogits, Array | None]:
     """Visits all blocks, with other rows than the exact features, and relative to a peak."""
-    features, _, labels, weights, _ = inputs
+    features, weights = inputs.features, inputs.weights
     rows = _exact_in(kind.low[0], features) if rows is None else rows
 
     def visit(carry: Any, first: _First, size: int) -> tuple[_OfSomeLogits, Array | None]:
         sums, kept = carry
-        block, block_bias, vectors, of_products, _ = _loaded(kind, inputs, norms, first, size)
-        products = _products(kind, rows, vectors)
+        loaded = _loaded(kind, inputs, norms, first, size)
+        products = _products(kind, rows, loaded.vectors)
         if kept is not None:
             kept = _with_block(kept, products.reshape(-1, size, *weights.shape[2:]), first)
         elif keep:
             kept = products
-        logits = _logits(products, of_products, block, block_bias)
-        return _merge(sums, _sums(logits, _is_target(labels, first, size), peak)), kept
+        logits = _capped(_logits(products, *loaded.for_logits), inputs.cap)
+        return _merge(sums, _sums(kind, logits, loaded.own, peak)), kept
 
-    zero = jnp.zeros_like(features, shape=labels.shape)
-    nothing = _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero)
+    zero = jnp.zeros_like(features, shape=features.shape[:1])
+    watched = Watched(zero, zero - jnp.inf) if _is_watched(kind, inputs.targets) else None
+    nothing = _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero, watched)
     return _over_blocks(visit, (nothing, kept), weights.shape[1], kind.block_size)
 
 
@@ -359,17 +446,17 @@ def _relative_to_some(kind: Kind, inputs: Inputs, norms: linear.InverseNorms | N
     rows, peak = _exact_in(kind.low[0], inputs.features), _sampled_peak(kind, inputs, norms)
     sums, _ = _visited(kind, inputs, norms, rows, peak)
     if kind.is_near:
-        return _result(sums)
+        return _result(kind, sums)
     # With its own rows: XLA for TPUs would keep shared ones out of the fast memory.
     again = rows * lax.optimization_barrier(jnp.ones((), rows.dtype))
     fits = jnp.all(jnp.isfinite(sums.rest.total))
     sums = lax.cond(fits, lambda: sums, lambda: _visited(kind, inputs, norms, again)[0])
-    return _result(sums)
+    return _result(kind, sums)
 
 
 @_relative_to_some.defjvp
 def _relative_jvp(kind: Kind, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    _, found = jax.jvp(lambda *of: _result(_visited(kind, *of)[0]), primals, tangents)
+    _, found = jax.jvp(lambda *of: _result(kind, _visited(kind, *of)[0]), primals, tangents)
     return _relative_to_some(kind, *primals), found
 
 
@@ -383,31 +470,45 @@ def _sampled_peak(
     """
     # If all logits are near, no exponential is above e^74, and no sum of them below e^-54.
     lowest = -10 if kind.is_near else jnp.finfo(inputs.features.dtype).min
-    block, bias, vectors, of_products, _ = _loaded(kind, inputs, norms, 0, _SAMPLED)
-    products = _products(kind, _exact_in(kind.low[0], inputs.features), vectors)
-    logits = _logits(products, of_products, block, bias)
-    logits = jnp.where(_is_target(inputs.labels, 0, _SAMPLED), lowest, logits)
+    loaded = _loaded(kind, inputs, norms, 0, _SAMPLED)
+    products = _products(kind, _exact_in(kind.low[0], inputs.features), loaded.vectors)
+    logits = _capped(_logits(products, *loaded.for_logits), inputs.cap)
+    if loaded.own.targets is None:
+        logits = jnp.where(loaded.own.is_label, lowest, logits)
     return lax.stop_gradient(jnp.maximum(jnp.max(logits, axis=1), lowest))
+
+
+class _Loaded(NamedTuple):
+    """What is read of a block of classes."""
+
+    vectors: Float[Array, "d _"]
+    """The columns."""
+    for_logits: tuple[Array | None, Array, Array | None]
+    """The factors of products, weights and bias, as `_logits` gets them."""
+    norms: linear.InverseNorms | None
+    own: _Own
 
 
 def _loaded(
     kind: Kind, inputs: Inputs, norms: linear.InverseNorms | None, first: _First, size: int
-) -> tuple[Array, Array | None, Array, Array | None, linear.InverseNorms | None]:
-    """Returns of a block: weights, bias, columns, the factors of products, and inverse norms."""
-    block, bias, norms = _block((inputs.weights, inputs.bias, norms), first, size)
+) -> _Loaded:
+    """Returns a block."""
+    of_classes = inputs.weights, inputs.bias, norms, inputs.targets
+    block, bias, norms, targets = _block(of_classes, first, size)
     norms = jax.tree.map(flat_columns, norms)
     vectors = _vectors(kind, inputs.features.dtype, norms, block)
     factors = inputs.factors
     if factors is not None:
         factors = factors[:, None] if norms is None else factors[:, None] * norms.relative
-    return block, bias, vectors, factors, norms
+    own = _own(inputs, targets, first, size)
+    return _Loaded(vectors, (factors, block, bias), norms, own)
 
 
 def _backward(kind: Kind, residuals: Any, cotangents: OfLogits) -> tuple[Inputs]:
-    inputs, rest, kept, norms = residuals
-    features, factors, labels, weights, bias = inputs
+    inputs, rest, kept, norms, has_gradient = residuals
+    features, factors, _, weights, bias, *_ = inputs
     cotangents = OfLogits(
-        *(jnp.zeros_like(rest) if isinstance(x, SymbolicZero) else x for x in cotangents)
+        *(jnp.zeros_like(rest) if isinstance(x, SymbolicZero) else x for x in cotangents[:3]), None
     )
     rows = _exact_in(kind.low[0], features)
     is_single = _is_single(kind, inputs)
@@ -415,19 +516,22 @@ def _backward(kind: Kind, residuals: Any, cotangents: OfLogits) -> tuple[Inputs]
     features_by_column = features.T
 
     def visit(gradients: Any, first: _First, size: int) -> Any:
-        d_features, d_weights, d_bias = gradients
-        block, block_bias, vectors, of_products, own_norms = _loaded(
-            kind, inputs, norms, first, size
-        )
+        d_features, d_weights, d_bias, d_targets, d_cap = gradients
+        loaded = _loaded(kind, inputs, norms, first, size)
+        vectors, (_, block, _), own_norms, _ = loaded
         if kept is None:
             products = _products(kind, rows, vectors)
         elif is_single:
             products = kept
         else:
             products = flat_columns(_block(d_weights, first, size))[: features.shape[0]]
-        is_target = _is_target(labels, first, size)
-        loaded = products, of_products, block, block_bias
-        d_products, d_logits = _slopes(loaded, rest, is_target, cotangents)
+        d_products, d_logits, of_targets, of_cap = _slopes(
+            products, loaded, inputs.cap, rest, cotangents
+        )
+        if d_targets is not None:
+            d_targets = _with_block(d_targets, of_targets, first)
+        if d_cap is not None:
+            d_cap = d_cap + of_cap
         if factors is None:
             d_features = d_features + wide_product(d_products, vectors.T)
             of_block = partial(_vectors, kind, features.dtype, own_norms)
@@ -453,41 +557,49 @@ def _backward(kind: Kind, residuals: Any, cotangents: OfLogits) -> tuple[Inputs]
         d_weights = _with_block(d_weights, d_block, first)
         if d_bias is not None:
             d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
-        return d_features, d_weights, d_bias
+        return d_features, d_weights, d_bias, d_targets, d_cap
 
-    d_features, d_weights, d_bias = jax.tree.map(_empty_gradient, (features, weights, bias))
+    optional = inputs.targets, inputs.cap
+    optional = (None if no is None else x for x, no in zip(optional, has_gradient, strict=True))
+    empty = jax.tree.map(_empty_gradient, (features, weights, bias, *optional))
     if kept is not None and not is_single:
-        d_weights = kept
-    carry = (d_features, d_weights, d_bias)
+        empty = empty[0], kept, *empty[2:]
     with jax.default_matmul_precision(kind.switch):
-        gradients = _over_blocks(visit, carry, weights.shape[1], kind.block_size)
-    d_features, d_weights, d_bias = gradients
+        gradients = _over_blocks(visit, empty, weights.shape[1], kind.block_size)
+    d_features, d_weights, d_bias, d_targets, d_cap = gradients
     d_factors = None
     if factors is not None:
         # The products do not know the factors, of which `Σ_c d_ic z_ic` is the gradient.
         d_factors = jnp.sum(features * d_features, axis=1) * linear.inverse_or_zero(factors)
-    return (Inputs(d_features, d_factors, None, d_weights.astype(weights.dtype), d_bias),)
+    if d_targets is not None:
+        d_targets = d_targets.astype(inputs.targets.dtype)
+    d_weights = d_weights.astype(weights.dtype)
+    return (Inputs(d_features, d_factors, None, d_weights, d_bias, d_targets, d_cap),)
 
 
 in_blocks.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def _slopes(
-    loaded: tuple[Any, ...],
+    products: Float[Array, "n _"],
+    loaded: _Loaded,
+    cap: Float[Array, ""] | None,
     rest: Float[Array, " n"],
-    is_target: Bool[Array, "n B"],
     cotangents: OfLogits,
-) -> tuple[Float[Array, "n _"], Float[Array, "n B"]]:
-    """Returns the gradients by the products and by the logits of a block of classes.
-
-    What is loaded are the products, and what else `_logits` gets.
-    """
-    products, *others = loaded
-    logits, to_products = jax.vjp(lambda products: _logits(products, *others), products)
-    softmax = jnp.exp(jnp.where(is_target, 0, logits - rest[:, None]))
-    of_rest = cotangents.rest[:, None] * softmax
-    d_logits = jnp.where(is_target, cotangents.target[:, None], of_rest) + cotangents.total[:, None]
-    return to_products(d_logits)[0], d_logits
+) -> tuple[Float[Array, "n _"], Float[Array, "n B"], Float[Array, "n B"] | None, Any]:
+    """Returns the gradients by products, logits without a cap, targets and cap, of a block."""
+    is_label, targets = loaded.own
+    plain, to_products = jax.vjp(lambda products: _logits(products, *loaded.for_logits), products)
+    logits, to_plain = jax.vjp(_capped, plain, cap)
+    of_target, of_rest, of_total = (x[:, None] for x in cotangents[:3])
+    if targets is None:
+        d_logits = of_rest * jnp.exp(jnp.where(is_label, 0, logits - rest[:, None]))
+        d_logits, d_targets = jnp.where(is_label, of_target, d_logits), None
+    else:
+        d_logits = of_rest * jnp.exp(logits - rest[:, None]) + of_target * targets
+        d_targets = of_target * _zero_if_left_out(targets, logits)
+    d_plain, d_cap = to_plain(d_logits + of_total)
+    return to_products(d_plain)[0], d_plain, d_targets, d_cap
 
 
 def _block(arrays: Any, first: _First, size: int) -> Any:

@@ -19,17 +19,17 @@ from jaxloss.core.sharding import divided
 
 @divided
 def sample_wise_loss(
-    logits: Float[Array, "n C"],
-    targets: Real[Array, "n C"] | Bool[Array, "n C"],
+    logits: Float[Array, "*n C"],
+    targets: Real[Array, "*n C"] | Bool[Array, "*n C"],
     *,
     positive_temperature: Number = 4.0,
     negative_temperature: Number = 1.0,
     margin: Number = 0.0,
-    where: Bool[Array, " n"] | None = None,
-    sample_weights: Float[Array, " n"] | None = None,
+    where: Bool[Array, " *n"] | None = None,
+    sample_weights: Float[Array, " *n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
-) -> Float[Array, ""] | Float[Array, " n"]:
+) -> Float[Array, ""] | Float[Array, " *n"]:
     r"""Ranks the positive classes of a sample above its negative classes.
 
     .. math:: \ell_i = \mathrm{softplus}\Big[T_N \log \sum_{c ∈ N_i} e^{z_{ic} / T_N}
@@ -38,7 +38,7 @@ def sample_wise_loss(
     The loss does not change if a number is added to all logits of a sample.
 
     Args:
-      logits: `[n, C]`.
+      logits: `[n, C]`; n may stand for several axes.
       targets: `[n, C]`, multi-label targets.
       positive_temperature: T_P > 0. Values above 1 spread the gradient over all positives.
       negative_temperature: T_N > 0.
@@ -71,14 +71,14 @@ def sample_wise_loss(
 
 @divided(result="losses of classes")
 def class_wise_loss(
-    logits: Float[Array, "n C"],
-    targets: Real[Array, "n C"] | Bool[Array, "n C"],
+    logits: Float[Array, "*n C"],
+    targets: Real[Array, "*n C"] | Bool[Array, "*n C"],
     *,
     positive_temperature: Number = 4.0,
     negative_temperature: Number = 1.0,
     margin: Number = 0.0,
-    where: Bool[Array, " n"] | None = None,
-    sample_weights: Float[Array, " n"] | None = None,
+    where: Bool[Array, " *n"] | None = None,
+    sample_weights: Float[Array, " *n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
 ) -> Float[Array, ""] | Float[Array, " C"]:
@@ -90,7 +90,7 @@ def class_wise_loss(
     The loss does not change if a number is added to all logits of a class.
 
     Args:
-      logits: `[n, C]`.
+      logits: `[n, C]`; n may stand for several axes.
       targets: `[n, C]`, multi-label targets.
       positive_temperature, negative_temperature, margin: As in `sample_wise_loss`.
       where: A common keyword of `jaxloss`.
@@ -137,14 +137,14 @@ def class_wise_loss(
 
 @divided
 def two_way_loss(
-    logits: Float[Array, "n C"],
-    targets: Real[Array, "n C"] | Bool[Array, "n C"],
+    logits: Float[Array, "*n C"],
+    targets: Real[Array, "*n C"] | Bool[Array, "*n C"],
     *,
     positive_temperature: Number = 4.0,
     negative_temperature: Number = 1.0,
     margin: Number = 0.0,
-    where: Bool[Array, " n"] | None = None,
-    sample_weights: Float[Array, " n"] | None = None,
+    where: Bool[Array, " *n"] | None = None,
+    sample_weights: Float[Array, " *n"] | None = None,
     reduction: Literal["mean", "sum"] = "mean",
     axis_name: AxisName | None = None,
 ) -> Float[Array, ""]:
@@ -153,7 +153,7 @@ def two_way_loss(
     .. math:: \ell = \mathrm{mean}_c \, \ell_c + \mathrm{mean}_i \, \ell_i
 
     Args:
-      logits: `[n, C]`.
+      logits: `[n, C]`; n may stand for several axes.
       targets: `[n, C]`, multi-label targets.
       positive_temperature, negative_temperature, margin: As in `sample_wise_loss`.
       where, sample_weights, axis_name: As in the two losses.

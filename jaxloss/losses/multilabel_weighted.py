@@ -20,21 +20,21 @@ from jaxloss.losses import multilabel
 
 @divided
 def multilabel_softmax_loss(
-    logits: Float[Array, "n C"],
-    targets: Real[Array, "n C"] | Bool[Array, "n C"],
+    logits: Float[Array, "*n C"],
+    targets: Real[Array, "*n C"] | Bool[Array, "*n C"],
     *,
-    where: Bool[Array, " n"] | None = None,
-    sample_weights: Float[Array, " n"] | None = None,
+    where: Bool[Array, " *n"] | None = None,
+    sample_weights: Float[Array, " *n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
-) -> Float[Array, ""] | Float[Array, " n"]:
+) -> Float[Array, ""] | Float[Array, " *n"]:
     r"""Softmax cross-entropy against the targets of a sample, normalised to sum to 1.
 
     .. math:: \ell_i = -\sum_{c ∈ P_i} \frac{t_{ic}}{\sum_{k ∈ P_i} t_{ik}}
        \log \frac{e^{z_{ic}}}{\sum_{k ∈ P_i ∪ N_i} e^{z_{ik}}}
 
     Args:
-      logits: `[n, C]`.
+      logits: `[n, C]`; n may stand for several axes.
       targets: `[n, C]`, multi-label targets. Positive targets are proportions. The softmax leaves
         out unknown classes.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
@@ -68,18 +68,18 @@ def multilabel_softmax_loss(
 
 @divided
 def asymmetric_loss(
-    logits: Float[Array, "n C"],
-    targets: Real[Array, "n C"] | Bool[Array, "n C"],
+    logits: Float[Array, "*n C"],
+    targets: Real[Array, "*n C"] | Bool[Array, "*n C"],
     *,
     positive_focus: Number = 0.0,
     negative_focus: Number = 4.0,
     clip: Number = 0.05,
     stop_focus_gradient: bool = False,
-    where: Bool[Array, " n"] | None = None,
-    sample_weights: Float[Array, " n"] | None = None,
+    where: Bool[Array, " *n"] | None = None,
+    sample_weights: Float[Array, " *n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
-) -> Float[Array, ""] | Float[Array, " n"]:
+) -> Float[Array, ""] | Float[Array, " *n"]:
     r"""Asymmetric loss (ASL): focal cross-entropy with separate focus for positives and negatives.
 
     .. math:: \ell_i = -\sum_{c ∈ P_i} (1 - p_{ic})^{γ_+} \log p_{ic}
@@ -96,7 +96,7 @@ def asymmetric_loss(
     gradient, the default here, is up to 1 + γ times as large.
 
     Args:
-      logits: `[n, C]`.
+      logits: `[n, C]`; n may stand for several axes.
       targets: `[n, C]`, multi-label targets.
       positive_focus: γ₊ ≥ 0.
       negative_focus: γ₋ ≥ 0.
@@ -180,14 +180,14 @@ def _power(
 
 @divided
 def warp_loss(
-    logits: Float[Array, "n C"],
-    targets: Real[Array, "n C"] | Bool[Array, "n C"],
+    logits: Float[Array, "*n C"],
+    targets: Real[Array, "*n C"] | Bool[Array, "*n C"],
     *,
-    where: Bool[Array, " n"] | None = None,
-    sample_weights: Float[Array, " n"] | None = None,
+    where: Bool[Array, " *n"] | None = None,
+    sample_weights: Float[Array, " *n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
-) -> Float[Array, ""] | Float[Array, " n"]:
+) -> Float[Array, ""] | Float[Array, " *n"]:
     r"""Weighted approximate-rank pairwise loss (WARP), as the expectation over sampled negatives.
 
     .. math:: \ell_i = \sum_{p ∈ P_i} \frac{H(r_p)}{r_p} \sum_{k ∈ V_p} 1 - z_{ip} + z_{ik},
@@ -197,7 +197,7 @@ def warp_loss(
     The rank r_p has no gradient. A loop over classes needs memory for n·C numbers only.
 
     Args:
-      logits: `[n, C]`.
+      logits: `[n, C]`; n may stand for several axes.
       targets: `[n, C]`, multi-label targets.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
         whose targets are all unknown does not count. A sample without a violated pair has loss 0.
@@ -233,17 +233,17 @@ def warp_loss(
 
 @divided
 def robust_multilabel_loss(
-    logits: Float[Array, "n C"],
-    targets: Real[Array, "n C"] | Bool[Array, "n C"],
+    logits: Float[Array, "*n C"],
+    targets: Real[Array, "*n C"] | Bool[Array, "*n C"],
     *,
     ramp: Number = -0.8,
     leak: Number = 0.1,
     binary_weight: Number = 5.0,
-    where: Bool[Array, " n"] | None = None,
-    sample_weights: Float[Array, " n"] | None = None,
+    where: Bool[Array, " *n"] | None = None,
+    sample_weights: Float[Array, " *n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
-) -> Float[Array, ""] | Float[Array, " n"]:
+) -> Float[Array, ""] | Float[Array, " *n"]:
     r"""Robust multi-label loss (RML): WARP and one-versus-rest hinges, cut off as ramps.
 
     .. math:: \ell_i = \sum_{p ∈ P_i} H(r_p) \sum_{k ∈ N_i} ρ(z_{ip} - z_{ik})
@@ -256,7 +256,7 @@ def robust_multilabel_loss(
     memory for n·C numbers only.
 
     Args:
-      logits: `[n, C]`.
+      logits: `[n, C]`; n may stand for several axes.
       targets: `[n, C]`, multi-label targets.
       ramp: s < 1, where the ramp ends.
       leak: λ ≥ 0, the slope beyond; 1 gives hinges.

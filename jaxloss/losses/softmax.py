@@ -21,24 +21,32 @@ from jaxloss.losses.multilabel import checked_targets
 
 @divided
 def softmax_loss(
-    logits: Float[Array, "n C"],
-    labels: Integer[Array, " n"],
+    logits: Float[Array, "*n C"],
+    labels: Integer[Array, " *n"] | Float[Array, "*n C"],
     *,
     label_smoothing: Number = 0.0,
-    where: Bool[Array, " n"] | None = None,
-    sample_weights: Float[Array, " n"] | None = None,
+    logsumexp_penalty: Number = 0.0,
+    where: Bool[Array, " *n"] | None = None,
+    sample_weights: Float[Array, " *n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
-) -> Float[Array, ""] | Float[Array, " n"]:
-    r"""Softmax cross-entropy (SCE), with optional label smoothing.
+) -> Float[Array, ""] | Float[Array, " *n"]:
+    r"""Softmax cross-entropy (SCE) of class indices or soft targets.
 
-    .. math:: \ell_i = -\sum_c t_{ic} \log \frac{e^{z_{ic}}}{\sum_k e^{z_{ik}}},
-       \quad t_{ic} = (1-ε) [y_i = c] + ε / C
+    .. math:: \ell_i = -\sum_c t_{ic} \log \frac{e^{z_{ic}}}{\sum_k e^{z_{ik}}}
+       + p \Big(\log \sum_k e^{z_{ik}}\Big)^2, \quad t_{ic} = (1-ε) [y_i = c] + ε / C
+
+    Targets of mixup or of a teacher are t without smoothing. With it, a share ε of a row's sum is
+    spread evenly over the classes: `t ← (1 − ε) t + ε (Σ t) / C`.
 
     Args:
-      logits: `[n, C]`.
-      labels: `[n]`, class indices.
+      logits: `[n, C]`; n may stand for several axes.
+      labels: `[n]`, class indices; or `[n, C]`, floats t ≥ 0 whose rows sum to 1 or less. Every row
+        counts, also one of zeros; `where` leaves rows out. A target below 0 gives NaN. A target of
+        0 for a logit of −∞ adds nothing. Targets have a gradient.
       label_smoothing: ε in [0, 1).
+      logsumexp_penalty: p, usually above 0, such as 1e-4: the z-loss, which keeps the log-sum-exp
+        near 0.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
 
     Returns:
@@ -53,41 +61,59 @@ def softmax_loss(
       >>> losses = jaxloss.softmax_loss(logits, jnp.array([0, 2]), reduction="none")
       >>> print(np.asarray(losses).round(4))
       [0.2395 1.0986]
+      >>> mixed = jnp.array([[0.75, 0.25, 0.0], [0.0, 0.25, 0.75]])
+      >>> losses = jaxloss.softmax_loss(logits, mixed, reduction="none")
+      >>> print(np.asarray(losses).round(4))
+      [0.7395 1.0986]
 
     References:
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (SCE).
       Liu et al., Negative Margin Matters, ECCV 2020, Table 6 (label smoothing).
+      Zhang et al., mixup, ICLR 2018 (targets). Chowdhery et al., PaLM, 2022 (`logsumexp_penalty`).
     """
-    logits, labels, valid = batch.checked_rows("logits", logits, labels, where)
+    logits, labels, valid = batch.checked_rows_of_targets("logits", logits, labels, where)
     (logits,) = widen(logits)
     label_smoothing = checks.in_range(
         "label_smoothing", label_smoothing, logits.dtype, at_least=0, below=1
     )
-    relative, log_total = relative_to_peak(logits, valid)
-    values = cross_entropy(relative, log_total, labels, valid)
+    penalty = checks.in_range("logsumexp_penalty", logsumexp_penalty, logits.dtype)
+    relative, log_total, peak = relative_to_peak(logits, valid)
+    total: Any = 1
+    if labels.ndim == 1:
+        values = cross_entropy(relative, log_total, labels, valid)
+    else:
+        checks.same_shape("labels", labels, "logits", logits)
+        targets = batch.zero_invalid(labels.astype(logits.dtype), valid)
+        # Neither 0 · ∞, nor a gradient of ∞ by a target of a class that is left out.
+        left_out = (targets == 0) & (relative == -jnp.inf)
+        terms = targets * jnp.where(left_out, 0, log_total[:, None] - relative)
+        values = batch.nan_where_negative(jnp.sum(terms, axis=1), labels, valid)
+        total = jnp.sum(targets, axis=1)
     if is_on(label_smoothing):
-        uniform = log_total - jnp.mean(relative, axis=1)
+        uniform = total * (log_total - jnp.mean(relative, axis=1))
         if isinstance(label_smoothing, jax.Array):  # At 0, a class that is left out adds nothing.
             uniform = jnp.where((label_smoothing == 0) & (uniform == jnp.inf), values, uniform)
         values = (1 - label_smoothing) * values + label_smoothing * uniform
+    if is_on(penalty):
+        values = values + penalty * jnp.square(peak + log_total)
     return batch.reduce(values, valid, sample_weights, reduction, axis_name)
 
 
 @divided
 def margin_softmax_loss(
-    logits: Float[Array, "n C"],
-    labels: Integer[Array, " n"],
+    logits: Float[Array, "*n C"],
+    labels: Integer[Array, " *n"],
     *,
     margin: Number | Float[Array, " C"] = 0.0,
     scale: Number = 1.0,
-    sample_margin: Float[Array, " n"] | None = None,
+    sample_margin: Float[Array, " *n"] | None = None,
     angular_margin: Number | Float[Array, " C"] = 0.0,
-    sample_angular_margin: Float[Array, " n"] | None = None,
-    where: Bool[Array, " n"] | None = None,
-    sample_weights: Float[Array, " n"] | None = None,
+    sample_angular_margin: Float[Array, " *n"] | None = None,
+    where: Bool[Array, " *n"] | None = None,
+    sample_weights: Float[Array, " *n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
-) -> Float[Array, ""] | Float[Array, " n"]:
+) -> Float[Array, ""] | Float[Array, " *n"]:
     r"""Softmax cross-entropy with a margin on the target's logit.
 
     .. math:: \ell_i = -\log \frac{e^{β t_i}}{e^{β t_i} + \sum_{c≠y} e^{β z_{ic}}},
@@ -151,27 +177,27 @@ def margin_softmax_loss(
         lowered_by = lowered_by[:, None] if lowered_by.ndim == 1 else lowered_by
     lowered = jnp.where(is_target, logits - lowered_by, logits)
     if is_traced:
-        relative, log_total = relative_to_peak(lowered, valid, scale)
+        relative, log_total, _ = relative_to_peak(lowered, valid, scale)
     else:  # This keeps no array of the differences for the gradient.
-        relative, log_total = relative_to_peak(scale * lowered, valid)
+        relative, log_total, _ = relative_to_peak(scale * lowered, valid)
     values = cross_entropy(relative, log_total, labels, valid, lost)
     return batch.reduce(values, valid, sample_weights, reduction, axis_name)
 
 
 def relative_to_peak(
     logits: Float[Array, "n C"], valid: Bool[Array, " n"], scale: Number | None = None
-) -> tuple[Float[Array, "n C"], Float[Array, " n"]]:
+) -> tuple[Float[Array, "n C"], Float[Array, " n"], Float[Array, " n"]]:
     """Returns `a − max a` and `log Σ e^{a − max a}` of the logits or the scaled logits a.
 
     They are zeros and `log C` in rows that are not valid. The maximum reads the logits as they are.
-    Zeros in the invalid rows would be another array.
+    Zeros in the invalid rows would be another array. It comes last, without the scale.
     """
     peak = jnp.where(valid, jnp.max(lax.stop_gradient(logits), axis=1), 0)
     relative = jnp.where(valid[:, None], logits - peak[:, None], 0)
     # Its derivative sees no invalid row, and no product of large numbers.
     if scale is not None:
         relative = unless_left_out(scale, relative) * relative
-    return relative, jnp.log(jnp.sum(jnp.exp(relative), axis=1))
+    return relative, jnp.log(jnp.sum(jnp.exp(relative), axis=1)), peak
 
 
 def _at_own_class(values: Float[Array, "n C"], labels: Integer[Array, " n"]) -> Float[Array, " n"]:
@@ -216,20 +242,20 @@ def cross_entropy(
 
 @divided
 def sigmoid_loss(
-    logits: Float[Array, "n C"],
-    labels: Integer[Array, " n"] | Real[Array, "n C"] | Bool[Array, "n C"],
+    logits: Float[Array, "*n C"],
+    labels: Integer[Array, " *n"] | Real[Array, "*n C"] | Bool[Array, "*n C"],
     *,
-    where: Bool[Array, " n"] | None = None,
-    sample_weights: Float[Array, " n"] | None = None,
+    where: Bool[Array, " *n"] | None = None,
+    sample_weights: Float[Array, " *n"] | None = None,
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
-) -> Float[Array, ""] | Float[Array, " n"]:
+) -> Float[Array, ""] | Float[Array, " *n"]:
     r"""One-versus-rest binary cross-entropy (BCE), summed over the classes of a sample.
 
     .. math:: \ell_i = \sum_c \log(1 + e^{z_{ic}}) - t_{ic} z_{ic}
 
     Args:
-      logits: `[n, C]`.
+      logits: `[n, C]`; n may stand for several axes.
       labels: Class indices `[n]`, or multi-label targets `[n, C]`. Targets between 0 and 1 are soft
         labels; targets above 1, such as object counts, are taken as 1.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample whose

@@ -257,6 +257,24 @@ def sample_margins(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any
     return call
 
 
+def soft(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
+    """With targets that depend on the labels and on what is scored, whose rows sum to 1 or less."""
+
+    @wraps(loss)
+    def call(scored, labels, *args, where=None, **options):
+        valid = labels >= 0 if where is None else where & (labels >= 0)
+        options["where"], scored_or_0 = valid, xp.where(valid[:, None], scored, 0.0)
+        own = labels[:, None] == xp.arange(CLASSES, dtype=labels.dtype)[None, :]
+        shares = xp.where(own, 0.5, 0.0) + xp.where(xp.roll(own, 1, 1), 0.25, 0.0)
+        targets = shares + 0.0625 * xp.tanh(scored_or_0[:, :CLASSES]) ** 2
+        if xp is not jnp:  # References get them beside the labels.
+            return loss(scored, labels, *args, targets=targets, **options)
+        targets = xp.where(labels[:, None] < CLASSES, targets, jnp.nan)
+        return loss(scored, targets, *args, **options)
+
+    return call
+
+
 def views(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
     """Of the features and a second view that is made of them. A negative label is padding.
 
@@ -421,7 +439,7 @@ MULTI_SIMILARITY = {
     "negative_scale": (0.0, -1.0),
     "mining_margin": (-0.1,),
 }
-CLASSIFIER = {"label_smoothing": (-0.1, 1.0), "similarity": ("l2",)}
+CLASSIFIER = {"label_smoothing": (-0.1, 1.0), "similarity": ("l2",), "soft_cap": (0.0, -1.0)}
 LOSSES = (
     loss_row(
         "softmax", "logits", one_of_a_kind=True, invalid={"label_smoothing": (-0.1, 1.0, 1.5)}
@@ -555,7 +573,8 @@ CLASS_MARGINS = np.array([0.25, -0.125, 0.0625, 0.5])
 CLASS_ANGLES = np.array([0.375, 0.0, 1.25, 2.125])
 
 VARIANTS = (
-    variant("softmax", "smoothed", label_smoothing=0.2),
+    variant("softmax", "smoothed", label_smoothing=0.2, logsumexp_penalty=0.3),
+    variant("softmax", "targets", adapt=soft, label_smoothing=0.2, logsumexp_penalty=0.3),
     variant("sigmoid", "multi_hot", make_inputs=logits_and_targets, multi_hot=True),
     # Tiles that do not divide the batch, on and below the diagonal.
     variant("nca", "in_tiles", 3, temperature=1.3, one_of_a_kind=True),
@@ -753,6 +772,17 @@ VARIANTS = (
     variant("robust_multilabel", "by_other_constants", ramp=0.3, leak=0.4, binary_weight=0.7),
     variant("classifier", "in_blocks", 3, rare=True),
     variant("classifier", "smoothed_in_blocks", 1, margin=-0.3, scale=1.7, label_smoothing=0.2),
+    variant(
+        "classifier",
+        "capped_in_blocks",
+        3,
+        margin=0.2,
+        scale=3.0,
+        soft_cap=1.5,
+        logsumexp_penalty=0.2,
+        one_of_a_kind=True,
+    ),
+    *with_and_without_blocks("targets", adapt=soft, scale=1.7, label_smoothing=0.1, soft_cap=2.0),
     *with_and_without_blocks(
         "cosine", similarity="cosine", margin=0.2, scale=3.0, label_smoothing=0.1
     ),

@@ -19,6 +19,7 @@ import numpy as np
 PER_ROW = (
     *("sample_margin", "sample_angular_margin", "groups"),
     *("guide", "own_keys", "own_key_where", "own_key_guide", "teacher"),
+    "targets",
 )
 """The options that have a value for each row."""
 
@@ -121,6 +122,8 @@ def cross_entropies(
     angular_margin=0.0,
     sample_margin=None,
     sample_angular_margin=None,
+    targets=None,
+    logsumexp_penalty=0.0,
 ):
     def of(i, per_class, per_sample):
         value = per_class if np.ndim(per_class) == 0 else per_class[labels[i]]
@@ -132,8 +135,11 @@ def cross_entropies(
         if y < len(z):
             angle = of(i, angular_margin, sample_angular_margin)
             target = scaled[y] = scale * lowered(z[y], of(i, margin, sample_margin), angle)
-        smoothed = (1 - label_smoothing) * target + label_smoothing * np.mean(scaled)
-        losses.append(log_sum_exp(scaled) - smoothed)
+        mass, log_sum = 1.0, log_sum_exp(scaled)
+        if targets is not None:
+            mass, target = np.sum(targets[i]), np.sum(targets[i] * scaled)
+        smoothed = (1 - label_smoothing) * target + label_smoothing * mass * np.mean(scaled)
+        losses.append(mass * log_sum - smoothed + logsumexp_penalty * log_sum**2)
     return losses
 
 
@@ -162,9 +168,12 @@ def cosine_logits(features, weights):
 
 
 @over_rows
-def classifier_loss(features, labels, weights, bias=None, *, similarity="inner", **options):
+def classifier_loss(
+    features, labels, weights, bias=None, *, similarity="inner", soft_cap=None, **options
+):
     inner = similarity == "inner"
     logits = linear_logits(features, weights, bias) if inner else cosine_logits(features, weights)
+    logits = logits if soft_cap is None else soft_cap * np.tanh(logits / soft_cap)
     return cross_entropies(logits, labels, **options)
 
 

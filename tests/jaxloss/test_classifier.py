@@ -148,6 +148,49 @@ def test_padding_of_blocks_of_rows_is_of_no_class(monkeypatch):
     assert_close(run(None), run(CLASSES), FLOAT32)
 
 
+@pytest.mark.parametrize("way", ["blocks", "rows", "one", "bfloat16", "devices", "targets"])
+def test_metrics(way, monkeypatch):
+    """Of the rows that count, the same for each way to visit the classes; a tie is a miss."""
+    if way in ("rows", "targets"):
+        monkeypatch.setattr(class_blocks, "rows_of_block", lambda *_: 3)
+    dtype = jnp.bfloat16 if way == "bfloat16" else np.float32
+    features, labels, weights, bias = problem({}, dtype, classes=192)
+    labels, where = labels.at[3].set(-1).at[5].set(192), jnp.arange(16) % 5 > 0
+    labels = jnp.where(
+        jnp.arange(16) % 3 > 1, jnp.argmax(features @ weights + bias[None, :], 1), labels
+    )
+    options: Any = {"logsumexp_penalty": 0.1, "soft_cap": 5.0, "scale": 2.0, "metrics": True}
+    if way == "targets":
+        labels, where = 0.75 * jax.nn.one_hot(labels, 192) + 1e-3, where & (labels >= 0)
+        options["label_smoothing"] = 0.1
+    else:
+        options |= {"margin": 0.3, "block_size": {"rows": None, "one": 192}.get(way, 50)}
+
+    def loss(*arrays, **more):
+        value = partial(jaxloss.classifier_loss, where=where, **options, **more)
+        if way == "devices":
+            value = over_classes(value)
+        return value(*arrays)
+
+    (value, metrics), _ = jax.jit(jax.value_and_grad(loss, (0, 2), has_aux=True))(
+        features, labels, weights, bias
+    )
+    x, w, b = (np.asarray(a, np.float64) for a in (features, weights, bias))
+    capped = 5 * np.tanh((x @ w + b) / 5)
+    own = np.asarray(labels if labels.ndim == 1 else labels.argmax(1))
+    counts = np.asarray(where) & (own >= 0)
+    lowered = 2 * (capped - (0.3 * np.eye(193)[own, :192] if labels.ndim == 1 else 0))
+    log_sums = np.where(own < 192, np.log(np.exp(lowered).sum(1)), np.nan)
+    hits = capped.argmax(1) == own
+    assert 0 < hits[counts].mean() < 1
+    np.testing.assert_allclose(metrics.accuracy, hits[counts].mean(), rtol=FLOAT32)
+    np.testing.assert_allclose(metrics.logsumexp, log_sums[counts].mean(), rtol=4 * FLOAT32)
+    assert np.isnan(value) == np.isnan(metrics.logsumexp)
+    loss = partial(jaxloss.classifier_loss, metrics=True)
+    tied = loss(jnp.ones((4, 2)), jnp.array([0, 1, 2, -1]), jnp.ones((2, 3)))[1]
+    np.testing.assert_allclose(tied, (0, 2 + np.log(3)), rtol=FLOAT32)
+
+
 def test_confident_samples():
     """Relative to the other logits, the exponential of the target would overflow."""
     loss = partial(jaxloss.classifier_loss, labels=jnp.array([0]), weights=jnp.eye(2), block_size=1)

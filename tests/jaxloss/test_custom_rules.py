@@ -42,7 +42,7 @@ def _padded(x):
 
 
 def _of_block(rows, _, shared):
-    return jnp.sum(jnp.sin(rows @ shared) ** 2)
+    return jnp.sum(jnp.sin(rows @ shared) ** 2), ()
 
 
 RULES = {
@@ -61,10 +61,10 @@ RULES = {
     "_cross_moments": lambda x: jaxloss.barlow_twins_loss(x, OTHER),
     "sum_of_blocks": lambda x: blocks.sum_of_blocks(
         (_of_block, _of_block), x.reshape(3, 2, 4), None, WEIGHTS
-    ),
+    )[0],
     "_with_gradients": lambda x: blocks.sum_of_blocks(
         (_of_block, _of_block), OTHER.reshape(3, 2, 4), None, x.T
-    ),
+    )[0],
     "_spectral_part": lambda x: _waves(jaxloss.project_spectral_complement(OTHER, x.T[:, :3])),
 }
 """By the name of the rule, and of the case."""

@@ -258,6 +258,27 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], Wrong]] = [
         for make in (jaxloss.contiguous_groups, partial(jaxloss.random_groups, jax.random.key(0)))
     ),
     case(
+        jaxloss.softmax_loss,
+        {"logits": ones((5, 4)), "labels": ones((5, 4))},
+        values(ValueError, "labels", ones((5, 3)), ones((4, 4)), TypeError, ones(5)),
+        values(ValueError, "labels", zeros((5, 4), int), match="labels.argmax.*are floats"),
+        values(
+            ValueError, "logits", ones((2, 5, 4)), match=r"axes \(2, 5\) of `logits` \(2, 5, 4\)"
+        ),
+    ),
+    case(
+        jaxloss.classifier_loss,
+        OF_SAMPLES | {"labels": ones((5, 3)), "similarity": "cosine"},
+        values(ValueError, "labels", ones((5, 4)), match=r"with C = 3 to match `weights` \(4, 3\)"),
+        values(ValueError, "labels", ones((4, 3)), ones((5, 3), int)),
+        values(ValueError, "margin", 0.1, ones(3), match="`margin` lowers .* indices, got"),
+        values(
+            ValueError, "sample_angular_margin", ones(5), match="`labels` must be class indices"
+        ),
+        [(ValueError, "soft_cap", {"labels": LABELS, "angular_margin": 0.1, "soft_cap": 2.0})],
+        values(ValueError, "class_axis_name", "classes", match="pass all weights to each device"),
+    ),
+    case(
         partial(jaxloss.classifier_loss, class_axis_name="classes"),
         OF_SAMPLES,
         values(ValueError, "axis_name", "classes", ("batch", "classes"), match="class_axis_name"),

@@ -55,10 +55,17 @@ def of_groups(x, y, w):
     return jaxloss.group_softmax_loss(x, y, w, num_groups=4, groups=groups)
 
 
-ON_A, ON_B, WHOLE = P("a"), P("b"), P()
+ON_A, ON_B, ON_AB, WHOLE = P("a"), P("b"), P("a", "b"), P()
+softmax_terms = partial(softmax_loss, reduction="none")
 Case = tuple[Any, tuple[Any, ...], tuple[Any, ...]]
 OFTEN: dict[str, Case] = {
     "logits over classes": (softmax_loss, (Z, Y), (P("a", "b"), ON_A)),
+    "leading axes": (softmax_terms, (Z.reshape(2, 6, -1), Y.reshape(2, 6)), (ON_AB, ON_AB)),
+    "leading axes without the first": (
+        softmax_loss,
+        (Z.reshape(2, 6, -1), jax.nn.softmax(2 * Z).reshape(2, 6, -1)),
+        (P(None, "b", "a"), P("a")),
+    ),
     "replicated references": (with_queue, (X, Y, Q, L), (ON_A, ON_A, WHOLE, WHOLE)),
     "classes beside rows over all axes": (
         jaxloss.classifier_loss,

@@ -48,6 +48,54 @@ def test_a_class_that_is_left_out_beside_a_traced_smoothing_of_zero():
     assert finite(gradient)
 
 
+def test_leading_axes():
+    """As of one axis; "none" has them, and the samples of a class-wise loss are all of them."""
+    rng = np.random.default_rng(41)
+    logits, features = (rng.normal(size=(2, 3, k)).astype(np.float32) for k in (CLASSES, 5))
+    labels, masks = rng.integers(-1, CLASSES, (2, 3)), {"where": rng.random((2, 3)) < 0.8}
+    masks |= {"sample_weights": rng.random((2, 3), np.float32)}
+    soft, targets = rng.dirichlet(np.ones(CLASSES), (2, 3)), rng.integers(-1, 2, (2, 3, CLASSES))
+    of_classes = partial(
+        jaxloss.classifier_loss, weights=rng.normal(size=(5, CLASSES)), metrics=True
+    )
+    for loss, *arrays in (
+        (jaxloss.softmax_loss, logits, labels),
+        (jaxloss.softmax_loss, logits, soft),
+        (jaxloss.sigmoid_loss, logits, targets),
+        (jaxloss.class_wise_loss, logits, targets),
+        (of_classes, features, labels),
+        (of_classes, features, soft),
+    ):
+        flat = [x.reshape(6, *x.shape[2:]) for x in arrays]
+        for reduction in ("mean", "none"):
+            got = loss(*arrays, **masks, reduction=reduction)
+            flat_masks = {name: x.reshape(6) for name, x in masks.items()}
+            expected = loss(*flat, **flat_masks, reduction=reduction)
+            for ours, plain in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+                shape = (2, 3) if plain.shape == (6,) else plain.shape
+                np.testing.assert_array_equal(ours, plain.reshape(shape))
+    one = jaxloss.softmax_loss(logits[0, 1], np.int32(2), reduction="none")
+    np.testing.assert_allclose(one, -jax.nn.log_softmax(logits[0, 1])[2], rtol=4 * FLOAT32)
+
+
+def test_targets_that_are_negative_or_zero():
+    """NaN in their row alone; where nothing is asked of a class, it may be left out."""
+    logits = jnp.array([[0.5, -jnp.inf, 2.0], [0.5, 1.0, 2.0], [0.5, 1.0, 2.0]])
+    targets = jnp.array([[0.5, 0.0, 0.5], [0.0, 0.0, 0.0], [1.5, -0.5, 0.0]])
+    for run in (
+        partial(jaxloss.softmax_loss, reduction="none"),
+        lambda z, t: jaxloss.classifier_loss(
+            jnp.eye(3), t, jnp.where(jnp.isinf(z), 0, z), block_size=3, reduction="none"
+        ),
+        lambda z, t: jaxloss.classifier_loss(
+            jnp.zeros((3, 2)), t, jnp.ones((2, 3)), z[0], block_size=2, reduction="none"
+        ),
+    ):
+        np.testing.assert_array_equal(jnp.sign(run(logits, targets)), [1, 0, jnp.nan])
+        pull_back = jax.vjp(run, logits, targets.at[2].set(targets[0]))[1]
+        assert finite(pull_back(jnp.ones(3)))
+
+
 def test_confident_logits_keep_their_small_loss():
     """Without log1p, log(1 + e^-30) is 0. The softmax loss may round to 0, its gradient may not."""
     logits = jnp.array([[30.0, 0.0]])

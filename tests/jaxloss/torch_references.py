@@ -39,6 +39,8 @@ def cross_entropies(
     angular_margin=None,
     sample_margin=0.0,
     sample_angular_margin=None,
+    targets=None,
+    logsumexp_penalty=0.0,
 ):
     def of_class(value):
         value = torch.as_tensor(value, dtype=logits.dtype)
@@ -53,10 +55,12 @@ def cross_entropies(
         total = target.acos() + angle
         turned = torch.where(total > torch.pi, target + angle.cos() - 1, total.cos())
         moved = moved - target + torch.where(total < 0, torch.ones_like(total), turned)
-    changed = logits.masked_scatter(is_target, moved)
-    return list(
-        F.cross_entropy(scale * changed, labels, reduction="none", label_smoothing=label_smoothing)
-    )
+    scaled = scale * logits.masked_scatter(is_target, moved)
+    if targets is not None:
+        uniform = targets.sum(1, keepdim=True) / logits.shape[1]
+        labels, label_smoothing = torch.lerp(targets, uniform, label_smoothing), 0.0
+    losses = F.cross_entropy(scaled, labels, reduction="none", label_smoothing=label_smoothing)
+    return list(losses + logsumexp_penalty * scaled.logsumexp(1) ** 2)
 
 
 softmax_loss = over_rows(cross_entropies)
@@ -87,9 +91,12 @@ def cosine_logits(features, weights):
 
 
 @over_rows
-def classifier_loss(features, labels, weights, bias=None, *, similarity="inner", **options):
+def classifier_loss(
+    features, labels, weights, bias=None, *, similarity="inner", soft_cap=None, **options
+):
     inner = similarity == "inner"
     logits = linear_logits(features, weights, bias) if inner else cosine_logits(features, weights)
+    logits = logits if soft_cap is None else soft_cap * (logits / soft_cap).tanh()
     return cross_entropies(logits, labels, **options)
 
 
