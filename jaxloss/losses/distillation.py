@@ -93,11 +93,12 @@ def score_distillation_loss(
         logits = scores / unless_left_out(temperature, scores)
         values = divergences(teacher / unless_left_out(teacher_temperature, teacher), logits, used)
     else:
-        others = used & (jnp.arange(scores.shape[1]) > 0)
+        others = used.at[:, 0].set(False)
         counts = used[:, 0] & jnp.any(others, axis=1)
         gaps = scores - teacher
         squares = jnp.where(others, (gaps[:, :1] - gaps) ** 2, 0)
-        values = jnp.sum(squares, axis=1) / jnp.maximum(jnp.sum(others, axis=1), 1)
+        number = jnp.maximum(jnp.sum(others, axis=1, dtype=gaps.dtype), 1)
+        values = jnp.sum(squares, axis=1) / number
     return batch.reduce(values, counts, sample_weights, reduction, axis_name)
 
 

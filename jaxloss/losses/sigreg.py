@@ -94,7 +94,7 @@ def sigreg_loss(
     number = batch.sum_over(jnp.sum(shares != 0, dtype=rows.dtype), axis_name)
 
     step = lax.stop_gradient(jnp.asarray(limit, rows.dtype)) / (num_points - 1)
-    places = jnp.arange(1, num_points)  # At 0, the statistic is 0.
+    places = jnp.arange(1, num_points, dtype=rows.dtype)  # At 0, the statistic is 0.
     targets = jnp.exp(-((step * places) ** 2) / 2)
     weights = jnp.where(places == num_points - 1, step, 2 * step) * targets
     directions = jax.random.normal(key, (rows.shape[1], num_directions), rows.dtype)
@@ -106,9 +106,10 @@ def sigreg_loss(
         if on_cpu():  # What is at hand stays in the caches.
             chunk = min(2**14 // size, -(-chunk // 2))
     directions, used = in_blocks((directions.T, jnp.ones_like(directions[0])), size)
-    weights = weights[:, None] * used[:, None, :] * number / num_directions
-    arrays = (*in_blocks((rows, shares, mask), chunk or 1), directions, weights, targets)
-    value = _statistic(low, axis_name, *batch.vary_alike(arrays))
+    weights = weights[None, :, None] * used[:, None, :] * number / num_directions
+    parts = in_blocks((rows, shares, mask), chunk or 1)
+    arrays = batch.vary_alike((*parts, directions, weights, targets))
+    value = _statistic(low, axis_name, *arrays)
     return batch.sum_over(value, axis_name)
 
 
@@ -146,7 +147,7 @@ def _visit(
     Directions have the length t_1. So at the angle θ = a·x, the points of a row are the numbers
     z^k, of z = e^{iθ}.
     """
-    powers = jnp.arange(1, targets.shape[0] + 1, dtype=targets.dtype)[:, None]
+    powers = jnp.arange(1, targets.shape[0] + 1, dtype=targets.dtype)[None, :, None]
 
     @jax.checkpoint
     def circle(chunk: Any) -> tuple[Array, Array]:
@@ -163,8 +164,9 @@ def _visit(
         z = lax.map(lambda chunk: circle((*chunk, directions)), (rows, valid))
         gaps = lax.map(lambda chunk: jax.checkpoint(_gaps)(*chunk, targets), (shares, z))
         gaps = batch.sum_over(jnp.sum(gaps, axis=0), axis_name)
-        slopes = 2 * weights * gaps
+        slopes = 2 * weights[None] * gaps
         value = value + jnp.sum(slopes * gaps) / 2
+        level = targets[:, None] * slopes[0]
 
         @jax.checkpoint
         def add(gradients: Any, chunk: Any) -> tuple[Any, None]:
@@ -172,7 +174,7 @@ def _visit(
             turned = -p[:, None] * _polynomial(z, powers * slopes)[1]
             with sixteen_bits(low is not None):
                 d_rows = d_rows.at[place].add(wide_product(turned, directions))
-            by_share = _polynomial(z, slopes)[0] - targets @ slopes[0]
+            by_share = _polynomial(z, slopes)[0] - jnp.sum(level, axis=0, keepdims=True)
             return (d_rows, d_shares.at[place].add(jnp.sum(by_share, axis=1))), None
 
         if with_gradient:
@@ -203,7 +205,7 @@ def _polynomial(
     """Returns both parts of `Σ_k (α_k − i β_k) z^k`, k from 1, by Horner's rule."""
     cosines, sines = z
     real = imaginary = jnp.zeros_like(cosines)
-    for alpha, beta in zip(*coefficients[:, ::-1], strict=True):
+    for alpha, beta in zip(*coefficients[:, ::-1, None], strict=True):
         real, imaginary = real + alpha, imaginary - beta
         real, imaginary = real * cosines - imaginary * sines, real * sines + imaginary * cosines
     return real, imaginary

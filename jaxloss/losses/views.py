@@ -101,7 +101,7 @@ def vicreg_loss(
     dim = first.shape[1]
     gaps = jnp.sum((first - second) ** 2, axis=1) / dim
     total = jnp.sum(gaps if samples.shares is None else samples.shares * gaps)
-    spread = redundancy = jnp.zeros_like(total)
+    spread = redundancy = jnp.zeros_like(samples.divisor)
     for view in (first, second):
         moments = _moments(axis_name, view, samples) * (unbiased / samples.divisor)
         variances = jnp.diagonal(moments)
