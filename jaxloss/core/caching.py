@@ -24,30 +24,23 @@ def cached_value_and_grad(
     .. math:: \frac{∂\ell}{∂θ} = \sum_c \Big(\frac{∂f(x_c; θ)}{∂θ}\Big)^T \frac{∂\ell}{∂f(x_c; θ)},
        \quad c = 1, …, \text{chunks}
 
-    Rows are encoded chunk by chunk without a graph. The loss and its gradient by the features are
-    computed once. Then each chunk is encoded again with that gradient, and the gradients of the
-    parameters are added up. This takes a forward pass more, and the memory of an encoder falls with
-    the number of chunks.
-
-    An encoder treats each row by itself, or at least each chunk: a batch normalisation would have
-    the statistics of a chunk, in place of those of the batch.
+    Rows are encoded without a graph, and the loss and its gradient by the features computed once.
+    Then each chunk is encoded again with that gradient: one forward pass more, and the activations
+    of one chunk. A batch normalisation would have the statistics of a chunk.
 
     Args:
       loss: A function of the features of each encoder, `[n, d]` or pytrees of arrays `[n, ...]`, to
-        a scalar. For a gradient by a temperature, let an encoder return it once for each row of its
-        inputs, and take the mean.
-      encoders: A function `(params, inputs) -> features`, with a third argument where there are
-        keys, or a tuple of such functions. Inputs and features are pytrees of arrays `[n, ...]`.
+        a scalar. An encoder can return a learned temperature once for each row; take their mean.
+      encoders: A function `(params, inputs) -> features`, or `(params, inputs, key)`, or a tuple of
+        them. Inputs and features are pytrees of arrays `[n, ...]`.
       chunks: How many chunks the rows of each encoder are cut into, which divides their number.
       has_aux: Whether the loss returns a pair, of which the second is passed on.
 
     Returns:
-      A function `(params, inputs, keys=None)`, with tuples of both for a tuple of encoders. It
-      returns `(value, gradients)`, or `((value, aux), gradients)`, as `jax.value_and_grad` by the
-      parameters. `keys` are a random key for each encoder, or one for all, such as for dropout:
-      each chunk has its own, the same in both passes. Call it in `jax.jit`; over devices, inside
-      `jax.shard_map` or `jax.pmap` with a loss that has `axis_name`, and take `jax.lax.pmean` of
-      the gradients.
+      A function `(params, inputs, keys=None)`, of tuples for a tuple of encoders, to `(value,
+      gradients)` or `((value, aux), gradients)`. `keys` are a random key for each encoder, or one
+      for all, such as for dropout: each chunk has its own, the same in both passes. Call it in
+      `jax.jit`, and over devices in `jax.shard_map` with a loss that has `axis_name`.
 
     Raises:
       ValueError: If `chunks` is below 1 or does not divide the rows; if there are not as many
@@ -78,8 +71,9 @@ def cached_value_and_grad(
             keys = tuple(jax.random.fold_in(keys, k) for k in range(len(functions)))
         for name, given in (("params", params), ("inputs", inputs), ("keys", keys)):
             if given is not None and len(given) != len(functions):
-                text = f"`{name}` must have one for each of the {len(functions)} encoders"
-                raise ValueError(f"{text}, got {len(given)}")
+                raise ValueError(
+                    f"`{name}` must be {len(functions)}, as encoders, got {len(given)}"
+                )
         parts: list[Any] = [(_in_chunks(x, chunks),) for x in inputs]
         if keys is not None:
             split = (jax.random.split(key, chunks) for key in keys)

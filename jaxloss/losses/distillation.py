@@ -47,9 +47,8 @@ def score_distillation_loss(
       kind: `"kl"` or `"margin_mse"`.
       temperature: T > 0, of `"kl"` alone. KL is not multiplied by T², as some do.
       teacher_temperature: T_t > 0; by default T.
-      key_where: bool `[n, k]`. False marks padding among the candidates, whose scores have no
-        effect. A query without a candidate does not count; of `"margin_mse"`, neither does one
-        without its positive, or with nothing else.
+      key_where: bool `[n, k]`. False marks padding among the candidates. A query without any does
+        not count; of `"margin_mse"`, neither does one without its positive or another candidate.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
 
     Returns:

@@ -41,13 +41,13 @@ def sigreg_loss(
        \big((c_k - e^{-t_k^2/2})^2 + s_k^2\big), \quad
        c_k + i s_k = \mathrm{mean}_i\, e^{i t_k a·x_i}
 
-    This is the statistic of Epps and Pulley, a test for normality, of the projections on random
-    unit vectors a. The points t_k are equally spaced from 0 to `limit`, and w_k are the weights of
-    the trapezoidal rule, doubled for the points below 0. Mean and number N are those of the global
-    batch. N makes a batch of normal features have about the same loss at any size.
+    This is the test of Epps and Pulley for normality, of the projections on random unit vectors a.
+    The points t_k are equally spaced from 0 to `limit`, and w_k the weights of the trapezoidal
+    rule, times 2 for the points below 0. N is the number of rows of the global batch, in which
+    normal features have about the same loss at any size.
 
-    The directions are visited in blocks, with the gradient in the same visit: no array is as large
-    as n × directions × points. There is no forward mode; the gradient has both modes.
+    Directions are visited in blocks, with the gradient in the same visit: no array is as large as
+    n × directions × points. There is no forward mode; the gradient has both.
 
     Args:
       features: `[n, d]`, such as the embeddings of a view.
