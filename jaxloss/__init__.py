@@ -94,6 +94,7 @@ Losses of your own: `jaxloss.pairs` compares rows in tiles, over devices; `divid
 """
 
 from jaxloss import pairs, sampling
+from jaxloss.core.caching import cached_value_and_grad
 from jaxloss.core.sharding import divided, sharded_loss
 from jaxloss.features.diagnostics import Discriminability, discriminability
 from jaxloss.features.prototypes import (
@@ -115,6 +116,7 @@ from jaxloss.features.subspace import (
 from jaxloss.losses.classifier import ClassifierMetrics, classifier_loss
 from jaxloss.losses.contrastive import supervised_contrastive_loss
 from jaxloss.losses.contrastive_metrics import ContrastiveMetrics
+from jaxloss.losses.distillation import score_distillation_loss
 from jaxloss.losses.grouping import (
     contiguous_groups,
     discriminative_groups,
@@ -141,10 +143,11 @@ from jaxloss.losses.multilabel_weighted import (
 from jaxloss.losses.prototypical import prototypical_loss
 from jaxloss.losses.proxies import proxy_anchor_loss, proxy_nca_loss
 from jaxloss.losses.relational import relational_loss
+from jaxloss.losses.sigreg import sigreg_loss
 from jaxloss.losses.softmax import margin_softmax_loss, sigmoid_loss, softmax_loss
 from jaxloss.losses.towers import info_nce_loss, sigmoid_contrastive_loss
 from jaxloss.losses.triplets import triplet_loss
-from jaxloss.losses.views import barlow_twins_loss, vicreg_loss
+from jaxloss.losses.views import VICRegTerms, barlow_twins_loss, vicreg_loss
 from jaxloss.pairs.queue import Queue, make_queue, push
 
 __version__ = "0.1.0"
@@ -157,9 +160,11 @@ __all__ = [
     "Queue",
     "RetrievalMetrics",
     "SpectralBasis",
+    "VICRegTerms",
     "assign_prototypes",
     "asymmetric_loss",
     "barlow_twins_loss",
+    "cached_value_and_grad",
     "circle_loss",
     "class_balanced_lengths",
     "class_wise_loss",
@@ -196,9 +201,11 @@ __all__ = [
     "robust_multilabel_loss",
     "sample_wise_loss",
     "sampling",
+    "score_distillation_loss",
     "sharded_loss",
     "sigmoid_contrastive_loss",
     "sigmoid_loss",
+    "sigreg_loss",
     "simplex_prototypes",
     "softmax_loss",
     "spectral_basis",

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int32
 
-from jaxloss.core import checks
+from jaxloss.core import batch, checks
 from jaxloss.core.batch import AxisName, Reduction
 from jaxloss.core.checks import Number
 from jaxloss.core.sharding import divided
-from jaxloss.pairs.comparison import compare_distances
-from jaxloss.pairs.rows import anchors_and_references, widened
-from jaxloss.pairs.statistics import ARGMAX_OF_SIMILARITIES, Statistic
+from jaxloss.pairs.comparison import compare, compare_distances
+from jaxloss.pairs.rows import Rows, anchors_and_references, widened
+from jaxloss.pairs.statistics import ARGMAX_OF_SIMILARITIES, Pair, Statistic
 
 
 @divided
 def koleo_loss(
     features: Float[Array, "n d"],
     *,
+    neighbors: int = 1,
     epsilon: Number = 1e-8,
     block_size: int | None = None,
     where: Bool[Array, " n"] | None = None,
@@ -31,12 +35,15 @@ def koleo_loss(
     .. math:: \ell_i = -\log\big(\min_{j≠i} \|\hat x_i - \hat x_j\| + ε\big), \quad
        \hat x = x / \|x\|
 
-    The minimum is over the global batch. The gradient reaches both samples of a pair, and is 0
+    With several `neighbors`, :math:`\ell_i` is the mean over the nearest of them. The minimum is
+    over the global batch. The gradient reaches both samples of a pair, and is 0
     between equal ones. In float32, the nearest of neighbours that are closer than about 3e-4 may be
     taken for another of them. The memory does not grow with n², and there is a forward mode.
 
     Args:
       features: `[n, d]`. A zero vector stays zero, and has no gradient.
+      neighbors: How many of the nearest other samples count, at least 1: all of them if there are
+        fewer. Each more costs a visit of all pairs.
       epsilon: ε > 0, which bounds the loss of equal features.
       block_size: The keyword of pairwise losses in `jaxloss`.
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`. A sample
@@ -46,7 +53,7 @@ def koleo_loss(
       A scalar, or `[n]` for `reduction="none"`.
 
     Raises:
-      ValueError: If `epsilon` or `block_size` is not positive.
+      ValueError: If `neighbors`, `epsilon` or `block_size` is not positive.
 
     Example:
       >>> import jax.numpy as jnp, jaxloss
@@ -58,6 +65,7 @@ def koleo_loss(
       Sablayrolles et al., Spreading Vectors for Similarity Search, ICLR 2019, eq. (3).
       Oquab et al., DINOv2: Learning Robust Visual Features without Supervision, 2023.
     """
+    checks.positive_count("neighbors", neighbors)
     checks.block_size(block_size)
     features = checks.floating("features", features, "n d")
     mask = checks.row_mask(where, "features", features)
@@ -72,12 +80,61 @@ def koleo_loss(
     )
     closest = Statistic(ARGMAX_OF_SIMILARITIES, closeness, is_smooth=True)
     (nearest,) = pairs.statistics((), closest)
-    # From the rows themselves: a product would round the distance of near ones.
-    steps = units - pairs.rows_at(nearest.positive, units)
+    epsilon = checks.in_range("epsilon", epsilon, units.dtype, above=0)
+    epsilon = jnp.asarray(epsilon, units.dtype)
+
+    def loss_of(positions: Int32[Array, " n"], exists: Bool[Array, " n"]) -> Float[Array, " n"]:
+        # From the rows themselves: a product would round the distance of near ones.
+        steps = jnp.where(exists[:, None], units - pairs.rows_at(positions, units), 0)
+        squares = jnp.sum(steps**2, axis=1)
+        zero = squares == 0  # False for NaN, so that NaN stays visible.
+        distances = jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, squares)))
+        return -jnp.log(distances + epsilon)
+
     defined = valid & nearest.has_positive
-    squares = jnp.sum(jnp.where(defined[:, None], steps, 0) ** 2, axis=1)
-    zero = squares == 0  # False for NaN, so that NaN stays visible.
-    distances = jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, squares)))
-    epsilon = checks.in_range("epsilon", epsilon, distances.dtype, above=0)
-    values = -jnp.log(distances + jnp.asarray(epsilon, distances.dtype))
+    if neighbors == 1:
+        values = loss_of(nearest.positive, defined)
+    else:
+        further = _further(neighbors - 1, wide[0], nearest.positive, block_size, axis_name)
+        every = zip((nearest.positive, defined), further, strict=True)
+        positions, exist = (jnp.concatenate([one[None], more]) for one, more in every)
+        # In one loop, which reads the same numbers for equal rows.
+        values = lax.map(lambda found: jax.checkpoint(loss_of)(*found), (positions, exist))
+        number = jnp.maximum(jnp.sum(exist, axis=0), 1)
+        values = jnp.sum(jnp.where(exist, values, 0), axis=0) / number.astype(units.dtype)
     return pairs.reduce(values, defined, sample_weights, reduction)
+
+
+def _further(
+    number: int,
+    units: Rows,
+    nearest: Int32[Array, " n"],
+    block_size: int | None,
+    axis_name: AxisName | None,
+) -> tuple[Int32[Array, "k n"], Bool[Array, "k n"]]:
+    """Returns the positions of the next neighbours, and whether they exist, one visit for each."""
+    features = lax.stop_gradient(units.features)
+    next_one = Statistic(ARGMAX_OF_SIMILARITIES, mask=_is_new, is_smooth=True)
+
+    def find(found: tuple[Array, ...], _: None) -> tuple[Any, Any]:
+        pairs = compare(
+            features,
+            units.labels,
+            numbers=(units.positions, found),
+            similarity="negative_squared_distance",
+            where=units.valid,
+            block_size=block_size,
+            axis_name=axis_name,
+        )
+        (one,) = pairs.statistics((), next_one)
+        return (*found[1:], one.positive), (one.positive, one.has_positive & units.valid)
+
+    none = batch.vary_alike((jnp.full_like(nearest, -1), nearest))[0]
+    return lax.scan(find, (*(none,) * (number - 1), nearest), length=number)[1]
+
+
+def _is_new(pair: Pair, _params: Any) -> Bool[Array, "a b"]:
+    position, new = pair.reference[0], True
+    for found in pair.anchor[1]:
+        new &= position != found
+    return new

@@ -19,6 +19,17 @@ from jaxloss.core.products import wide_product
 from jaxloss.core.sharding import divided
 
 
+class VICRegTerms(NamedTuple):
+    """The terms of VICReg before their weights λ, μ and ν. They have no gradient."""
+
+    invariance: Float[Array, ""]
+    """The mean squared difference of the views."""
+    variance: Float[Array, ""]
+    """v(Z) + v(Z')."""
+    covariance: Float[Array, ""]
+    """c(Z) + c(Z')."""
+
+
 @divided
 def vicreg_loss(
     first: Float[Array, "n d"],
@@ -28,11 +39,12 @@ def vicreg_loss(
     variance: Number = 25.0,
     covariance: Number = 1.0,
     epsilon: Number = 1e-4,
+    metrics: bool = False,
     where: Bool[Array, " n"] | None = None,
     sample_weights: Float[Array, " n"] | None = None,
     reduction: Literal["mean", "sum"] = "mean",
     axis_name: AxisName | None = None,
-) -> Float[Array, ""]:
+) -> Any:
     r"""VICReg: equal views, a spread of at least 1 in every dimension, no correlation.
 
     .. math:: \ell = λ \, \mathrm{mean}_{ij} (z_{ij} - z'_{ij})^2 + μ \, (v(Z) + v(Z'))
@@ -50,6 +62,8 @@ def vicreg_loss(
       first, second: `[n, d]`, two views of each sample. Gradients reach both.
       invariance, variance, covariance: λ, μ, ν ≥ 0.
       epsilon: ε > 0.
+      metrics: Whether to return `(loss, VICRegTerms)`, the terms before λ, μ and ν, as
+        `jax.value_and_grad(..., has_aux=True)` takes it.
       where: A common keyword of `jaxloss`.
       sample_weights: floats `[n]`, the weights s ≥ 0 of the samples in the means and covariances,
         `C = Σ s_i (z_i − z̄)(z_i − z̄)ᵀ / (Σ s − Σ s² / Σ s)`. Doubling all of them changes nothing,
@@ -59,7 +73,8 @@ def vicreg_loss(
       axis_name: A common keyword of `jaxloss`. Devices exchange means and covariances, d² numbers.
 
     Returns:
-      A scalar. With fewer than two samples, v and c are 0.
+      A scalar; with `metrics`, a pair of it and `VICRegTerms`. With fewer than two samples, v and c
+      are 0.
 
     Raises:
       ValueError: If `invariance`, `variance` or `covariance` is negative, `epsilon` is not
@@ -86,14 +101,17 @@ def vicreg_loss(
     dim = first.shape[1]
     gaps = jnp.sum((first - second) ** 2, axis=1) / dim
     total = jnp.sum(gaps if samples.shares is None else samples.shares * gaps)
-    value = invariance * batch.sum_over(total, axis_name) / samples.divisor
+    spread = redundancy = jnp.zeros_like(samples.divisor)
     for view in (first, second):
         moments = _moments(axis_name, view, samples) * (unbiased / samples.divisor)
         variances = jnp.diagonal(moments)
-        spread = jnp.mean(jnp.maximum(1 - jnp.sqrt(variances + epsilon), 0))
-        redundancy = jnp.sum(_off_diagonal(moments) ** 2) / dim
-        value = value + jnp.where(unbiased > 0, variance * spread + covariance * redundancy, 0)
-    return value * samples.total_weight if reduction == "sum" else value
+        spread += jnp.mean(jnp.maximum(1 - jnp.sqrt(variances + epsilon), 0))
+        redundancy += jnp.sum(_off_diagonal(moments) ** 2) / dim
+    spread, redundancy = (jnp.where(unbiased > 0, term, 0) for term in (spread, redundancy))
+    terms = VICRegTerms(batch.sum_over(total, axis_name) / samples.divisor, spread, redundancy)
+    value = invariance * terms.invariance + variance * spread + covariance * redundancy
+    value = value * samples.total_weight if reduction == "sum" else value
+    return (value, lax.stop_gradient(terms)) if metrics else value
 
 
 @divided

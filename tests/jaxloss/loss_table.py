@@ -11,13 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, Literal
+from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import jaxloss
 from tests.jaxloss import references
+from tests.jaxloss.references import NORMALS
 
 CLASSES = 4
 DIM = 7
@@ -317,6 +321,47 @@ def taught(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
     return call
 
 
+def sketched(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
+    """Of the features, and directions that are the same in every dtype. The sum is as of views."""
+
+    @wraps(loss)
+    def call(features, labels, *, where=None, sample_weights=None, reduction="mean", **options):
+        if reduction == "none":
+            raise ValueError("`reduction` must be mean or sum")
+        where = labels >= 0 if where is None else where & (labels >= 0)
+        given = {"where": where, "sample_weights": sample_weights, **options}
+        if xp is not jnp:
+            return loss(features, features, reduction=reduction, **given)
+        with mock.patch.object(jax.random, "normal", lambda *args: jnp.asarray(NORMALS, args[2])):
+            value = loss(features, jnp.zeros(2, np.uint32), **given)
+        if reduction == "mean":
+            return value
+        weights = 1 if sample_weights is None else sample_weights
+        total = jnp.sum(jnp.where(where, weights, 0), dtype=value.dtype)
+        axes = options.get("axis_name")
+        return value * (total if axes is None else lax.psum(total, axes))
+
+    own, reduction = inspect.signature(loss), inspect.signature(jaxloss.koleo_loss).parameters
+    parameters: Any = {**own.parameters, "reduction": reduction["reduction"]}
+    call.__signature__ = own.replace(parameters=[*parameters.values()])  # pyright: ignore
+    return call
+
+
+def rescored(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
+    """Of scores, and of a teacher's that are made of the labels. Some candidates are padding."""
+
+    @wraps(loss)
+    def call(scores, labels, *, where=None, **options):
+        where = labels >= 0 if where is None else where & (labels >= 0)
+        keys = xp.asarray(np.arange(scores.shape[1])[None, :], dtype=labels.dtype)
+        seen = (labels[:, None] + keys + 1) % 3  # The positive of class 2 is padding.
+        teacher = xp.asarray(seen * (keys % 4), dtype=scores.dtype)
+        options["key_where"] = (seen > 0) & (labels[:, None] != 3)
+        return loss(scores, teacher, where=where, **options)
+
+    return call
+
+
 def paired(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
     """Of two towers. The keys are made of the queries, by numbers that round no dtype.
 
@@ -498,8 +543,24 @@ LOSSES = (
 WITHOUT_LABELS = (
     loss_row("info_nce", "features", adapt=paired, kwargs={"temperature": 0.3}),
     loss_row("sigmoid_contrastive", "features", adapt=paired, kwargs={"further": True}),
-    loss_row("koleo", "features", adapt=alone),
     loss_row("relational", "features", adapt=taught, kwargs={"temperature": 0.4}),
+    loss_row("koleo", "features", adapt=alone, invalid={"neighbors": (0,)}),
+    loss_row(
+        "sigreg",
+        "features",
+        adapt=sketched,
+        own={"num_directions": 6},
+        terms=None,
+        constant=("limit",),
+        invalid={"num_directions": (0,), "num_points": (1, 16), "limit": (0.0,)},
+    ),
+    loss_row(
+        "score_distillation",
+        "features",
+        adapt=rescored,
+        kwargs={"temperature": 1.3},
+        invalid={"kind": ("mse",)} | TEMPERATURE | {"teacher_temperature": (0.0,)},
+    ),
     loss_row("vicreg", "features", adapt=views, terms=None),
     loss_row("barlow_twins", "features", adapt=views, terms=None),
 )
@@ -833,6 +894,9 @@ VARIANTS = (
         similarity="negative_squared_distance",
     ),
     variant("relational", "mse_in_tiles", 5, kind="mse", similarity="inner"),
+    variant("koleo", "of_neighbors_in_tiles", 5, neighbors=3),
+    variant("score_distillation", "of_margins", kind="margin_mse"),
+    variant("sigreg", "of_other_points", own={"num_directions": 6}, num_points=5, limit=2.0),
 )
 
 CASES = EVERY_LOSS + VARIANTS

@@ -341,12 +341,48 @@ def unlabelled(per_sample, over_rows=over_rows):
 
 
 @unlabelled
-def koleo_loss(features, epsilon=1e-8):
+def koleo_loss(features, epsilon=1e-8, neighbors=1):
     if len(features) < 2:
         return [None] * len(features)
     gaps = -similarities(unit(features), unit(features), "negative_distance")
     np.fill_diagonal(gaps, np.inf)
-    return list(-np.log(np.min(gaps, axis=1) + epsilon))
+    nearest = np.sort(gaps, axis=1)[:, : min(neighbors, len(gaps) - 1)]
+    return list(np.mean(-np.log(nearest + epsilon), axis=1))
+
+
+# Candidates of a query ----
+
+
+def over_candidates(of_query: Callable[..., Any], over_rows: Any = over_rows) -> Any:
+    """Of a function of a query's scores and those of a teacher, at the candidates that count."""
+
+    @over_rows
+    def of_rows(scores, _, teacher, used, **options):
+        rows = zip(scores, teacher, used, strict=True)
+        return [of_query(s, t, np.flatnonzero(u), **options) for s, t, u in rows]
+
+    def loss(scores, teacher, *, key_where, where=None, **options):
+        kept = kept_rows(np.zeros(len(scores)), where)
+        shared = teacher[kept], np.asarray(key_where)[kept]
+        return of_rows(scores, np.zeros(len(scores), int), *shared, where=where, **options)
+
+    return loss
+
+
+@over_candidates
+def score_distillation_loss(
+    scores, teacher, used, *, kind="kl", temperature=1.0, teacher_temperature=None
+):
+    if kind == "margin_mse":
+        if len(used) < 2 or used[0] != 0:
+            return None
+        gaps = scores - teacher
+        return np.mean([(gaps[0] - gaps[j]) ** 2 for j in used[1:]])
+    if len(used) == 0:
+        return None
+    p, q = teacher[used] / (teacher_temperature or temperature), scores[used] / temperature
+    p, q = p - log_sum_exp(p), q - log_sum_exp(q)
+    return np.sum(np.exp(p) * (p - q))
 
 
 @unlabelled
@@ -900,6 +936,23 @@ def barlow_twins_loss(first, second, weights, *, off_diagonal=5e-3):
     scales = np.outer(spreads[:dim], spreads[dim:])
     gaps = matrix[:dim, dim:] / np.where(scales > 0, scales, 1) - np.eye(dim)
     return np.sum(gaps**2 * np.where(np.eye(dim), 1, off_diagonal))
+
+
+# One view ----
+
+NORMALS = np.random.default_rng(8).normal(size=(7, 6)).astype(np.float32)
+"""The directions of SIGReg, before they are divided by their norms."""
+
+
+@of_views
+def sigreg_loss(features, _, weights, *, num_points=17, limit=3.0):
+    total, step = 0.0, limit / (num_points - 1)
+    for projections in (features @ unit(NORMALS.T).T).T:
+        for k in range(num_points):
+            target = np.exp(-((k * step) ** 2) / 2)
+            gap = np.average(np.exp(1j * k * step * projections), weights=weights) - target
+            total += (1 if k in (0, num_points - 1) else 2) * step * target * abs(gap) ** 2
+    return len(features) * total / NORMALS.shape[1]
 
 
 # Diagnostics ----

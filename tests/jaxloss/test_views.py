@@ -1,4 +1,4 @@
-"""VICReg and Barlow Twins: the contract for both views, limits, and errors."""
+"""VICReg, Barlow Twins, SIGReg: the contract for both views, limits, memory, and errors."""
 
 from functools import cache, partial
 from typing import Any
@@ -10,7 +10,16 @@ import pytest
 
 import jaxloss
 from jaxloss.testing import check_loss
-from tests.jaxloss.harness import QUICK, P, assert_close, enable_x64, finite, over_mesh, raises
+from tests.jaxloss.harness import (
+    QUICK,
+    P,
+    assert_close,
+    compiled,
+    enable_x64,
+    finite,
+    over_mesh,
+    raises,
+)
 from tests.tolerances import FLOAT32
 
 N, DIM = 16, 5
@@ -166,7 +175,62 @@ def test_weights_whose_shares_underflow_are_not_there(loss):
     assert_close(got, results(loss, first, second, weights=jnp.arange(N) == 3), FLOAT32)
 
 
+def test_terms_of_vicreg():
+    """Before their weights, and without a gradient; the loss is the same."""
+    views, weights = arrays(), {"invariance": 3.0, "variance": 2.0, "covariance": 0.5}
+    loss = partial(jaxloss.vicreg_loss, **weights)
+    value, terms = loss(*views, metrics=True)
+    np.testing.assert_allclose(value, loss(*views), rtol=FLOAT32)
+    for name, number in terms._asdict().items():
+        alone = jaxloss.vicreg_loss(*views, **{**dict.fromkeys(weights, 0.0), name: 1.0})
+        np.testing.assert_allclose(number, alone, rtol=FLOAT32)
+    gradient = jax.grad(lambda x: loss(x, views[1], metrics=True)[1].variance)(views[0])
+    assert not np.any(gradient)
+
+
+# SIGReg ----
+
+
+def of_lejepa(features, directions):
+    """The statistic as in the code of LeJEPA: an array of rows × directions × points."""
+    t = jnp.linspace(0, 3, 17)
+    phi = jnp.exp(-(t**2) / 2)
+    quadrature = jnp.full(17, 3 / 8).at[jnp.array([0, -1])].set(3 / 16) * phi
+    x_t = (features @ directions)[..., None] * t[None, None]
+    gaps = (jnp.cos(x_t).mean(0) - phi[None]) ** 2 + jnp.sin(x_t).mean(0) ** 2
+    return jnp.mean(gaps @ quadrature) * len(features)
+
+
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
+def test_sigreg_equals_the_code_of_its_authors(make_key, monkeypatch):
+    """With several blocks of directions, the last of which is not full, and chunks of rows."""
+    monkeypatch.setattr("jaxloss.losses.sigreg._PROJECTIONS", 301 * 48)
+    features = jnp.asarray(np.random.default_rng(5).normal(0.2, 1.5, (301, 9)), np.float32)
+    key, number = make_key(4), 130
+    directions = jax.random.normal(key, (9, number))
+    directions /= jnp.linalg.norm(directions, axis=0, keepdims=True)
+    run = jax.value_and_grad(partial(jaxloss.sigreg_loss, num_directions=number))
+    got = jax.jit(run)(features, key)
+    expected = jax.jit(jax.value_and_grad(of_lejepa))(features, directions)
+    assert_close(got, expected, FLOAT32)
+
+
+def test_sigreg_holds_no_array_of_rows_directions_and_points():
+    run = jax.value_and_grad(jaxloss.sigreg_loss)
+    bytes_of_temporaries = compiled(run, ((65_536, 512), np.float32), ((2,), np.uint32))[1]
+    assert bytes_of_temporaries < 150e6
+
+
 # Errors ----
+
+
+def test_wrong_points_of_sigreg_are_named():
+    features, key = arrays()[0], jax.random.key(0)
+    for number in (1, 16):
+        with raises(ValueError, f"`num_points` must be odd and at least 3, got {number}"):
+            jaxloss.sigreg_loss(features, key, num_points=number)
+    with raises(ValueError, r"`features` must have shape \[n, d\]"):
+        jaxloss.sigreg_loss(features[0], key)
 
 
 @every_loss

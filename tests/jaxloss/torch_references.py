@@ -225,13 +225,29 @@ def circle_loss(*anchor, margin=0.4, scale=80.0, similarity="cosine"):
 
 
 @partial(references.unlabelled, over_rows=over_rows)
-def koleo_loss(features):
+def koleo_loss(features, neighbors=1):
     if len(features) < 2:
         return [None] * len(features)
     units = F.normalize(features)
     others = ~torch.eye(len(units), dtype=torch.bool)
     gaps = -_similarities(units[:, None], units, "negative_distance")
-    return list(-torch.log(gaps.masked_fill(~others, torch.inf).amin(1) + 1e-8))
+    gaps = gaps.masked_fill(~others, torch.inf)
+    nearest = gaps.topk(min(neighbors, len(units) - 1), 1, largest=False).values
+    return list(-torch.log(nearest + 1e-8).mean(1))
+
+
+@partial(references.over_candidates, over_rows=over_rows)
+def score_distillation_loss(
+    scores, teacher, used, *, kind="kl", temperature=1.0, teacher_temperature=None
+):
+    if len(used) == 0 or (kind == "margin_mse" and (len(used) < 2 or used[0] != 0)):
+        return None
+    scores, teacher = scores[used], torch.as_tensor(teacher)[used]
+    if kind == "margin_mse":
+        return F.mse_loss(scores[0] - scores[1:], teacher[0] - teacher[1:])
+    targets = (teacher / (teacher_temperature or temperature)).log_softmax(0)
+    logits = (scores / temperature).log_softmax(0)
+    return F.kl_div(logits, targets, reduction="sum", log_target=True)
 
 
 @partial(references.unlabelled, over_rows=over_rows)
@@ -562,6 +578,20 @@ def barlow_twins_loss(first, second, weights, *, off_diagonal=5e-3):
     matrix = (standardized(first).T * shares) @ standardized(second)
     own = torch.eye(len(matrix)).to(matrix)
     return ((matrix - own).pow(2) * (own + off_diagonal * (1 - own))).sum()
+
+
+@of_views
+def sigreg_loss(features, _, weights, *, num_points=17, limit=3.0):
+    """As in the code of LeJEPA, whose mean has no weights."""
+    t = torch.linspace(0, limit, num_points, dtype=torch.float64)
+    phi = torch.exp(-t.square() / 2)
+    quadrature = torch.full_like(t, 2 * limit / (num_points - 1))
+    quadrature[[0, -1]] = limit / (num_points - 1)
+    directions = torch.as_tensor(references.NORMALS, dtype=torch.float64)
+    x_t = (features @ (directions / directions.norm(p=2, dim=0))).unsqueeze(-1) * t
+    mean = partial(torch.einsum, "n,njk->jk", weights / weights.sum())
+    err = (mean(x_t.cos()) - phi).square() + mean(x_t.sin()).square()
+    return ((err @ (quadrature * phi)) * len(features)).mean()
 
 
 def evaluate(loss, args, differentiable, *, reductions, where, sample_weights, cotangent):
