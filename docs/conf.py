@@ -6,6 +6,7 @@ import re
 import sys
 from importlib.metadata import files
 from pathlib import Path
+from urllib.request import urlopen
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -65,6 +66,22 @@ nitpicky = True
 smartquotes_action = "D"  # Dashes alone: quotes are those of `help`.
 suppress_warnings = ["config.cache"]  # The settings of sphinx-gallery hold functions.
 
+# Names of other packages are code; links, if this is set and the lists of their names are there.
+intersphinx_mapping = {}
+nitpick_ignore_regex = [("py:obj", r"(jax|flax|optax)\..*")]
+if os.environ.get("JAXLOSS_LINK_OTHERS"):
+    extensions.append("sphinx.ext.intersphinx")
+    for _name, _site in {
+        "jax": "https://docs.jax.dev/en/latest/",
+        "flax": "https://flax.readthedocs.io/en/stable/",
+        "optax": "https://optax.readthedocs.io/en/stable/",
+    }.items():
+        try:
+            urlopen(f"{_site}objects.inv", timeout=10).close()
+            intersphinx_mapping[_name] = (_site, None)
+        except OSError as error:
+            print(f"no links to {_name}: {error}")
+
 # Markdown and code on the pages ----
 
 myst_enable_extensions = [
@@ -93,7 +110,7 @@ nb_render_markdown_format = "myst"
 autodoc_preserve_defaults = True
 autodoc_typehints = "none"  # The shapes are in the text.
 autodoc_member_order = "bysource"
-toc_object_entries = False
+toc_object_entries_show_parents = "hide"  # Contents has the function beside its heading.
 add_function_parentheses = False
 default_role = "code"
 napoleon_numpy_docstring = False
@@ -152,6 +169,7 @@ html_theme_options = {
     "navbar_end": [],
     "navbar_persistent": [],
 }
+html_search_scorer = "_static/scorer.js"
 html_copy_source = False
 html_show_sourcelink = False
 
@@ -169,6 +187,29 @@ def choose_compilation(app, docname, source):
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0" if "notebooks/" in docname else _quick
 
 
+def link_names(app, docname, source):
+    """Names in backticks are links: those of other packages, and of this one in tables of names."""
+    if str(app.env.doc2path(docname)).endswith(".md"):
+        own = "|".join(jaxloss.__all__) if docname == "known_as" else "(?!)"
+        names = rf"`(?:((?:jax|flax|optax)\.[\w.]+)|({own}))`"
+        source[0] = re.sub(
+            rf"(?ms)^(?:```.*?^```|#.*?$)|(?<![\w`\[}}]){names}(?![`\]])",
+            lambda m: f"{{py:obj}}`{m[1] or '~jaxloss.' + m[2]}`" if m[1] or m[2] else m[0],
+            source[0],
+        )
+
+
+def write_llms(app, exception):
+    """Writes llms.txt, the site in a page for programs: a text, and the rows of known_as.md."""
+    if exception is None:
+        text = (DOCS / "llms.txt").read_text(encoding="utf-8")
+        table = (DOCS / "known_as.md").read_text(encoding="utf-8")
+        for row in re.findall(r"^\| ({index}.*) \|.*\|$", table, flags=re.MULTILINE):
+            row = re.sub(r"{index}`!(.*?)`|\[(.*?)\]\(.*?\)", r"\1\2", row)
+            text += f"- {row.replace(' | ', ': ', 1)}\n"
+        Path(app.outdir, "llms.txt").write_text(text, encoding="utf-8")
+
+
 def mark_resolution(app, pagename, templatename, context, doctree):
     """Pictures of results and notebooks have two pixels to a point."""
     if "body" in context:
@@ -179,4 +220,6 @@ def mark_resolution(app, pagename, templatename, context, doctree):
 def setup(app):
     """Connects to what happens to a page: it is read, and its code runs; it is written."""
     app.connect("source-read", choose_compilation)
+    app.connect("source-read", link_names)
     app.connect("html-page-context", mark_resolution)
+    app.connect("build-finished", write_llms)

@@ -7,6 +7,7 @@ the intervals of the table; a value that it prints in bold is filled. `sweep` dr
 single seeds, too, in the folder of the runs.
 """
 
+import csv
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -209,9 +210,53 @@ def draw_curves(name: str, picture: Picture) -> None:
     write_picture(EXPERIMENTS / "figures" / f"{name}.png", figure)
 
 
+def read_verdicts() -> list[dict[str, str]]:
+    """The rows of verdicts.csv, each with the cell of a table that it names."""
+    with (Path(__file__).parent / "verdicts.csv").open(encoding="utf-8") as file:
+        verdicts = list(csv.DictReader(file))
+    for of in verdicts:
+        picture = Picture(of["section"], of["column"], "", names=int(of["names"]))
+        of["cell"] = read_table(picture)[1][of["row"]][0]
+    return verdicts
+
+
+def draw_verdicts(name: str, verdicts: list[dict[str, str]]) -> None:
+    """Draws and writes differences below the names of their papers."""
+    lines, papers = [], set()
+    for of in verdicts:
+        lines += [of] if of["paper"] in papers else [None, of]
+        papers.add(of["paper"])
+    figure = style.new_figure(
+        7,
+        0.5 + 0.21 * len(lines),
+        title="What was found of the papers' claims",
+        caption="Points, with 95 % intervals; right: as the paper says; filled: 0 is excluded.",
+    )
+    panel = figure.add_subplot()
+    names = [of["difference"] if of else lines[y + 1]["paper"] for y, of in enumerate(lines)]
+    panel.set_yticks(range(len(lines)), names)
+    for y, (of, label) in enumerate(zip(lines, panel.get_yticklabels(), strict=True)):
+        if of is None:
+            label.set_weight("bold")
+            continue
+        value, bar = (float(part.replace("−", "-")) for part in _NUMBER.findall(of["cell"])[0])
+        ground = style.BLUE if abs(value) > bar else "white"
+        marker = {"marker": "o", "markersize": 5, "markerfacecolor": ground}
+        value *= int(of["sign"])
+        panel.errorbar(value, y, xerr=bar, color=style.BLUE, elinewidth=1.6, **marker)
+    panel.set_ylim(len(lines) - 0.5, -0.5)
+    panel.tick_params(axis="y", length=0)
+    panel.axvline(0, color=style.INK, linewidth=0.9, zorder=1)
+    write_picture(EXPERIMENTS / "figures" / f"{name}.png", figure)
+
+
 if __name__ == "__main__":
     with matplotlib.rc_context(style.STYLE):
         for file, picture in FIGURES.items():
             draw(file, picture)
         for file, picture in CURVES.items():
             draw_curves(file, picture)
+        verdicts = read_verdicts()
+        draw_verdicts("verdicts", verdicts)
+        for page in sorted({verdict["page"] for verdict in verdicts}):
+            draw_verdicts(f"verdicts-{page}", [v for v in verdicts if v["page"] == page])

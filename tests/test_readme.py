@@ -85,7 +85,8 @@ def test_figures_have_every_row_of_their_table():
     text = "".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
     pictures = {**names["FIGURES"], **names["CURVES"]}
     tables = {name: names["read_table"](of) for name, of in pictures.items()}
-    assert set(re.findall(r"figures/(.*)\.png", text)) == {*tables}
+    assert set(re.findall(r"figures/(.*)\.png", text)) == {*tables, "verdicts"}
+    assert all(" ± " in verdict["cell"] for verdict in names["read_verdicts"]())
     for headings, rows in tables.values():
         assert len(headings) > 1
         assert len(rows) > 1
@@ -203,6 +204,17 @@ def test_every_name_is_in_its_table(heading, column, known):
     cells = [row.split("|")[column] for row in rows if row.count("|") > 2]
     named = {name for cell in cells for name in re.findall(r"`([a-z0-9_-]+)`", cell)}
     assert named - {"linear"} == set(known)
+
+
+SEARCHED = """ArcFace, CosFace, NT-Xent, SimCLR, CLIP, SigLIP, balanced softmax, logit adjustment,
+DCL, GIST, GradCache, LeJEPA, DINO, BYOL, ColBERT, own images, hard negatives"""
+
+
+def test_the_search_of_the_site_finds_names_first():
+    """Main entries of the index come before titles and texts."""
+    text = (ROOT / "docs/known_as.md").read_text(encoding="utf-8")
+    entries = set(re.findall(r"{index}`!(.*?)`", text))
+    assert set(re.split(r",\s", SEARCHED)) <= entries
 
 
 def test_the_table_of_losses_names_every_one():

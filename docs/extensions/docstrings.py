@@ -65,6 +65,7 @@ def _linked(lines: list[str], own: str) -> list[str]:
     text = _PUBLIC.sub(
         lambda match: match[0] if match[1] == own else f":py:obj:`~jaxloss.{match[1]}`", text
     )
+    text = re.sub(r"(?<!`)`((?:jax|flax|optax)\.[\w.]+)`(?!`)", r":py:obj:`\1`", text)
     return text.split("\n")
 
 
