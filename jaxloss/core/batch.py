@@ -37,34 +37,22 @@ def labelled_rows(
 
 
 def checked_rows(
-    name: Literal["features", "logits"], rows: Any, labels: Any, where: Any
-) -> tuple[Float[Array, "n k"], Integer[Array, " n"], Bool[Array, " n"]]:
+    name: Literal["features", "logits"], rows: Any, labels: Any, where: Any, *, soft: bool = False
+) -> tuple[Float[Array, "n k"], Any, Bool[Array, " n"]]:
     """Checks the samples of a loss that does not use its invalid rows.
 
     Returns:
-      The rows as they are, the labels, and the mask of the valid samples.
+      The rows as they are, the labels, and the mask of the valid samples. With `soft`, labels may
+      be targets of floats, which stay as they are.
     """
     rows = checks.floating(name, rows, "n C" if name == "logits" else "n d")
-    labels = checks.class_labels(labels, name, rows)
+    if soft and checks.is_soft(labels):
+        targets = checks.floating("labels", labels, "n C")
+        checks.same_rows("labels", targets, name, rows)
+        mask = checks.row_mask(where, name, rows)
+        return rows, targets, jnp.ones(targets.shape[:1], bool) if mask is None else mask
+    labels = checks.class_labels(labels, name, rows, "; targets [n, C] are floats" if soft else "")
     return rows, labels, valid_rows(labels, checks.row_mask(where, name, rows))
-
-
-def checked_rows_of_targets(
-    name: Literal["features", "logits"], rows: Any, labels: Any, where: Any
-) -> tuple[Float[Array, "n k"], Integer[Array, " n"] | Float[Array, "n C"], Bool[Array, " n"]]:
-    """Checks the samples of a loss that takes class indices or targets of floats.
-
-    Returns:
-      As `checked_rows`, targets as they are.
-    """
-    if not checks.is_soft(labels):
-        checks.not_multi_hot("labels", labels, hint="; targets [n, C] are floats")
-        return checked_rows(name, rows, labels, where)
-    rows = checks.floating(name, rows, "n C" if name == "logits" else "n d")
-    targets = checks.floating("labels", labels, "n C")
-    checks.same_rows("labels", targets, name, rows)
-    mask = checks.row_mask(where, name, rows)
-    return rows, targets, jnp.ones(targets.shape[:1], bool) if mask is None else mask
 
 
 def checked_rows_of_any_labels(
@@ -126,19 +114,16 @@ def nan_where_no_target(
 
 def nan_where_no_class(
     values: Float[Array, " n"],
-    labels: Integer[Array, " n"],
+    labels: Integer[Array, " n"] | Float[Array, "n C"],
     valid: Bool[Array, " n"],
     num_classes: int,
 ) -> Float[Array, " n"]:
-    """Returns `values` with NaN, also in the gradient, where a valid label is C or more."""
-    return values * (1 + nan_where(valid & (labels >= num_classes), values.dtype))
+    """Returns `values` with NaN, also in the gradient, where a valid label is C or more.
 
-
-def nan_where_negative(
-    values: Float[Array, " n"], targets: Float[Array, "n C"], valid: Bool[Array, " n"]
-) -> Float[Array, " n"]:
-    """Returns `values` with NaN, also in the gradient, where a target of a valid row is below 0."""
-    return values * (1 + nan_where(valid & jnp.any(targets < 0, axis=1), values.dtype))
+    So it is where a target of floats is below 0.
+    """
+    wrong = labels >= num_classes if labels.ndim == 1 else jnp.any(labels < 0, axis=1)
+    return values * (1 + nan_where(valid & wrong, values.dtype))
 
 
 def nan_where(condition: Bool[Array, " *shape"], dtype: DTypeLike) -> Float[Array, " *shape"]:

@@ -100,12 +100,18 @@ def same_shape(
 
 
 def class_labels(
-    labels: Any, scored_name: str, scored: AnyArray, *, name: str = "labels", shape: str = "n"
+    labels: Any,
+    scored_name: str,
+    scored: AnyArray,
+    hint: str = "",
+    *,
+    name: str = "labels",
+    shape: str = "n",
 ) -> Integer[Array, " n"]:
     """Returns the class indices of the rows of `scored`, at least 32 bits wide."""
     array = as_array(name, labels)
     if array.ndim == 2 and array.shape[0] == scored.shape[0]:
-        not_multi_hot(name, array, shape=shape)
+        not_multi_hot(name, array, shape=shape, hint=hint)
     array = integers(name, array, shape)
     same_rows(name, array, scored_name, scored)
     return array

@@ -183,7 +183,7 @@ def _of_flat_rows(function: Any, result: Result) -> Any:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        scored = args[0] if args else kwargs.get(first)
+        scored: Any = args[0] if args else kwargs.get(first)
         leading = Call(function, {first: scored}).leading()
         if leading == 1 or leading < 0:
             return function(*args, **kwargs)
@@ -262,7 +262,7 @@ class _Spread(NamedTuple):
 
     def spec(self, leaf: Leaf) -> P:
         """The dimensions of an array that are spread."""
-        over = {"n": self.axes, "m": self.axes, "C": self.class_axes}
+        over: dict[Any, Any] = {"n": self.axes, "m": self.axes, "C": self.class_axes}
         over |= {f"n{k}": axes for k, axes in enumerate(self.further, 1)}
         return P(*(over.get(size) for size in leaf.sizes))
 

@@ -50,15 +50,8 @@ class OfLogits(NamedTuple):
     soft targets, over all classes."""
     total: Float[Array, " n"]
     """Sum over the classes."""
-    watched: Watched | None
-    """For metrics, without a gradient."""
-
-
-class Watched(NamedTuple):
-    """The logit of the class of a row, and the largest one of the other classes, each `[n]`."""
-
-    own: Float[Array, " n"]
-    largest: Float[Array, " n"]
+    watched: tuple[Float[Array, " n"], Float[Array, " n"]] | None
+    """For metrics, without a gradient: the logit of the row's class, and the largest of others."""
 
 
 class Inputs(NamedTuple):
@@ -94,22 +87,14 @@ class Kind(NamedTuple):
 
 def prepared(
     arrays: tuple[Array, Any, Array, Array | None],
-    valid: Bool[Array, " n"],
     scale: Number,
-    soft_cap: Number | None,
     similarity: ClassSimilarity,
     block_size: int | None,
-    *,
-    has_metrics: bool,
 ) -> tuple[Kind, Inputs]:
     """Returns what the logits `β z` are computed from, from features, labels, weights and bias."""
     features, labels, weights, bias = arrays
     floats = jax.tree.leaves((features, weights, bias))
     wide, low = linear.wide_dtype(*floats), low_dtypes(*floats)[:2]
-    targets = None
-    if labels.ndim == 2:
-        targets, labels = labels, jnp.argmax(labels, axis=1) if has_metrics else 0
-        labels = jnp.where(valid, labels, -1)
     features = features.astype(wide)
     if bias is not None:
         bias = bias.astype(wide)
@@ -118,7 +103,7 @@ def prepared(
     factors, is_near = None, False
     if any(low):
         # Norms and scale come in after the product: before it, rows would not be exact.
-        factors = jnp.full_like(features, scale, shape=valid.shape)
+        factors = jnp.full_like(features, scale, shape=features.shape[:1])
         if similarity == "cosine":
             features = features * linear.power_of_two_scale(features)
             factors = factors * linear.inverse_norms_of_scaled(features)
@@ -126,9 +111,8 @@ def prepared(
     else:
         # Scaled features and a scaled bias have scaled logits.
         features = scale * (linear.l2_normalize(features) if similarity == "cosine" else features)
-    kind = Kind(similarity, min(size, weights.shape[1]), low, is_near, switch(), has_metrics)
-    cap = None if soft_cap is None else jnp.asarray(scale * soft_cap, wide)
-    return kind, Inputs(features, factors, labels, weights, bias, targets, cap)
+    kind = Kind(similarity, min(size, weights.shape[1]), low, is_near, switch())
+    return kind, Inputs(features, factors, labels, weights, bias)
 
 
 def _classes_of_block(features: Float[Array, "n d"], weights: Float[Array, "d C *K"]) -> int:
@@ -200,8 +184,8 @@ def over_classes(kind: Kind, inputs: Inputs, class_axis_name: AxisName | None = 
     target, total = (batch.sum_over(part, class_axis_name) for part in (found.target, found.total))
     watched = None
     if found.watched is not None:
-        largest = batch.max_over(found.watched.largest, class_axis_name)
-        watched = Watched(lax.stop_gradient(target), largest)
+        largest = batch.max_over(found.watched[1], class_axis_name)
+        watched = lax.stop_gradient(target), largest
     return OfLogits(target, rest, total, watched)
 
 
@@ -211,14 +195,11 @@ class _OfSomeLogits(NamedTuple):
     target: Float[Array, " n"]
     rest: Part
     total: Float[Array, " n"]
-    watched: Watched | None
+    watched: tuple[Float[Array, " n"], Float[Array, " n"]] | None
 
 
-class _Own(NamedTuple):
-    """Which of some classes are the target of a row."""
-
-    is_label: Bool[Array, "n B"]
-    targets: Float[Array, "n B"] | None
+_Own: TypeAlias = tuple[Bool[Array, "n B"], Float[Array, "n B"] | None]
+"""Which of some classes is the label of a row, and their targets."""
 
 
 def _sums(
@@ -239,15 +220,12 @@ def _sums(
     if _is_watched(kind, targets):
         fixed = lax.stop_gradient(logits)
         largest = jnp.max(jnp.where(is_label, -jnp.inf, fixed), axis=1, initial=-jnp.inf)
-        watched = Watched(jnp.sum(jnp.where(is_label, fixed, 0), axis=1), largest)
+        watched = jnp.sum(jnp.where(is_label, fixed, 0), axis=1), largest
     return _OfSomeLogits(target, rest, jnp.sum(logits, axis=1), watched)
 
 
 def _is_watched(kind: Kind, targets: Float[Array, "n _"] | None) -> bool:
-    """Whether metrics need more than the target's logit and the peak of the other ones.
-
-    In a low precision, a peak may be a sampled one.
-    """
+    """Whether metrics need more than target and peak, which may be a sampled one."""
     return kind.has_metrics and (targets is not None or any(kind.low))
 
 
@@ -261,8 +239,7 @@ def _zero_if_left_out(
 def _merge(a: _OfSomeLogits, b: _OfSomeLogits) -> _OfSomeLogits:
     watched = None
     if a.watched is not None and b.watched is not None:
-        largest = jnp.maximum(a.watched.largest, b.watched.largest)
-        watched = Watched(a.watched.own + b.watched.own, largest)
+        watched = a.watched[0] + b.watched[0], jnp.maximum(a.watched[1], b.watched[1])
     rest = logsumexp.merge(a.rest, b.rest)
     return _OfSomeLogits(a.target + b.target, rest, a.total + b.total, watched)
 
@@ -272,7 +249,7 @@ def _result(kind: Kind, sums: _OfSomeLogits) -> OfLogits:
     rest = logsumexp.finite_from_below(logsumexp.result(sums.rest))
     watched = sums.watched
     if kind.has_metrics and watched is None:
-        watched = Watched(lax.stop_gradient(sums.target), sums.rest.peak)
+        watched = lax.stop_gradient(sums.target), sums.rest.peak
     return OfLogits(sums.target, rest, sums.total, watched)
 
 
@@ -345,12 +322,12 @@ def _capped(logits: Float[Array, "n B"], cap: Float[Array, ""] | None) -> Float[
 
 
 def _own(inputs: Inputs, targets: Float[Array, "n B"] | None, first: _First, size: int) -> _Own:
-    """Returns which of the classes from `first` on is the target of a row, or how much."""
+    """Returns what is asked of the classes from `first` on."""
     labels, classes = inputs.labels, first + indices(size)
     is_label = labels[:, None] == classes.astype(labels.dtype)[None, :]
     if targets is not None:
         targets = jnp.where(labels[:, None] >= 0, targets.astype(inputs.features.dtype), 0)
-    return _Own(is_label, targets)
+    return is_label, targets
 
 
 def _one_block(kind: Kind, inputs: Inputs) -> OfLogits:
@@ -381,11 +358,9 @@ def _forward(kind: Kind, inputs: Any) -> tuple[OfLogits, Any]:
     keep = values.factors is None and (in_gradient or _is_single(kind, values))
     norms = _norms(kind, values.weights, values.features.dtype)
     found, kept = _found_and_products(kind, values, norms, keep=keep)
-    # Whether it has a gradient is in the structure of what is kept.
-    has_gradient = tuple(
-        () if x is not None and x.perturbed else None for x in (inputs.targets, inputs.cap)
-    )
-    return found, (values, found.rest, kept, norms, has_gradient)
+    # Whether targets have a gradient is in the structure of what is kept.
+    of_targets = () if inputs.targets is not None and inputs.targets.perturbed else None
+    return found, (values, found.rest, kept, norms, of_targets)
 
 
 def _is_single(kind: Kind, inputs: Inputs) -> bool:
@@ -422,17 +397,17 @@ def _visited(
 
     def visit(carry: Any, first: _First, size: int) -> tuple[_OfSomeLogits, Array | None]:
         sums, kept = carry
-        loaded = _loaded(kind, inputs, norms, first, size)
-        products = _products(kind, rows, loaded.vectors)
+        vectors, for_logits, own, _ = _loaded(kind, inputs, norms, first, size)
+        products = _products(kind, rows, vectors)
         if kept is not None:
             kept = _with_block(kept, products.reshape(-1, size, *weights.shape[2:]), first)
         elif keep:
             kept = products
-        logits = _capped(_logits(products, *loaded.for_logits), inputs.cap)
-        return _merge(sums, _sums(kind, logits, loaded.own, peak)), kept
+        logits = _capped(_logits(products, *for_logits), inputs.cap)
+        return _merge(sums, _sums(kind, logits, own, peak)), kept
 
     zero = jnp.zeros_like(features, shape=features.shape[:1])
-    watched = Watched(zero, zero - jnp.inf) if _is_watched(kind, inputs.targets) else None
+    watched = (zero, zero - jnp.inf) if _is_watched(kind, inputs.targets) else None
     nothing = _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero, watched)
     return _over_blocks(visit, (nothing, kept), weights.shape[1], kind.block_size)
 
@@ -470,29 +445,18 @@ def _sampled_peak(
     """
     # If all logits are near, no exponential is above e^74, and no sum of them below e^-54.
     lowest = -10 if kind.is_near else jnp.finfo(inputs.features.dtype).min
-    loaded = _loaded(kind, inputs, norms, 0, _SAMPLED)
-    products = _products(kind, _exact_in(kind.low[0], inputs.features), loaded.vectors)
-    logits = _capped(_logits(products, *loaded.for_logits), inputs.cap)
-    if loaded.own.targets is None:
-        logits = jnp.where(loaded.own.is_label, lowest, logits)
+    vectors, for_logits, (is_label, targets), _ = _loaded(kind, inputs, norms, 0, _SAMPLED)
+    products = _products(kind, _exact_in(kind.low[0], inputs.features), vectors)
+    logits = _capped(_logits(products, *for_logits), inputs.cap)
+    if targets is None:
+        logits = jnp.where(is_label, lowest, logits)
     return lax.stop_gradient(jnp.maximum(jnp.max(logits, axis=1), lowest))
-
-
-class _Loaded(NamedTuple):
-    """What is read of a block of classes."""
-
-    vectors: Float[Array, "d _"]
-    """The columns."""
-    for_logits: tuple[Array | None, Array, Array | None]
-    """The factors of products, weights and bias, as `_logits` gets them."""
-    norms: linear.InverseNorms | None
-    own: _Own
 
 
 def _loaded(
     kind: Kind, inputs: Inputs, norms: linear.InverseNorms | None, first: _First, size: int
-) -> _Loaded:
-    """Returns a block."""
+) -> tuple[Array, tuple[Array | None, Array, Array | None], _Own, linear.InverseNorms | None]:
+    """Returns of a block: columns, what `_logits` gets, what is asked of it, and inverse norms."""
     of_classes = inputs.weights, inputs.bias, norms, inputs.targets
     block, bias, norms, targets = _block(of_classes, first, size)
     norms = jax.tree.map(flat_columns, norms)
@@ -500,16 +464,13 @@ def _loaded(
     factors = inputs.factors
     if factors is not None:
         factors = factors[:, None] if norms is None else factors[:, None] * norms.relative
-    own = _own(inputs, targets, first, size)
-    return _Loaded(vectors, (factors, block, bias), norms, own)
+    return vectors, (factors, block, bias), _own(inputs, targets, first, size), norms
 
 
 def _backward(kind: Kind, residuals: Any, cotangents: OfLogits) -> tuple[Inputs]:
-    inputs, rest, kept, norms, has_gradient = residuals
-    features, factors, _, weights, bias, *_ = inputs
-    cotangents = OfLogits(
-        *(jnp.zeros_like(rest) if isinstance(x, SymbolicZero) else x for x in cotangents[:3]), None
-    )
+    inputs, rest, kept, norms, of_targets = residuals
+    features, factors, _, weights, bias, targets, cap = inputs
+    slopes = [jnp.zeros_like(rest) if isinstance(x, SymbolicZero) else x for x in cotangents[:3]]
     rows = _exact_in(kind.low[0], features)
     is_single = _is_single(kind, inputs)
     # XLA multiplies row-major factors fastest on a CPU.
@@ -517,25 +478,23 @@ def _backward(kind: Kind, residuals: Any, cotangents: OfLogits) -> tuple[Inputs]
 
     def visit(gradients: Any, first: _First, size: int) -> Any:
         d_features, d_weights, d_bias, d_targets, d_cap = gradients
-        loaded = _loaded(kind, inputs, norms, first, size)
-        vectors, (_, block, _), own_norms, _ = loaded
+        vectors, for_logits, own, own_norms = _loaded(kind, inputs, norms, first, size)
+        block = for_logits[1]
         if kept is None:
             products = _products(kind, rows, vectors)
         elif is_single:
             products = kept
         else:
             products = flat_columns(_block(d_weights, first, size))[: features.shape[0]]
-        d_products, d_logits, of_targets, of_cap = _slopes(
-            products, loaded, inputs.cap, rest, cotangents
-        )
+        of_block = products, for_logits, cap, own
+        d_products, d_logits, d_shares, of_cap = _slopes(of_block, rest, slopes)
         if d_targets is not None:
-            d_targets = _with_block(d_targets, of_targets, first)
-        if d_cap is not None:
-            d_cap = d_cap + of_cap
+            d_targets = _with_block(d_targets, d_shares, first)
+        d_cap = jax.tree.map(jnp.add, d_cap, of_cap)
         if factors is None:
             d_features = d_features + wide_product(d_products, vectors.T)
-            of_block = partial(_vectors, kind, features.dtype, own_norms)
-            (d_block,) = jax.vjp(of_block, block)[1](wide_product(features_by_column, d_products))
+            of_weights = partial(_vectors, kind, features.dtype, own_norms)
+            (d_block,) = jax.vjp(of_weights, block)[1](wide_product(features_by_column, d_products))
         else:
             radial: Any = 0
             if own_norms is not None:
@@ -559,9 +518,8 @@ def _backward(kind: Kind, residuals: Any, cotangents: OfLogits) -> tuple[Inputs]
             d_bias = _with_block(d_bias, jnp.sum(d_logits, axis=0), first)
         return d_features, d_weights, d_bias, d_targets, d_cap
 
-    optional = inputs.targets, inputs.cap
-    optional = (None if no is None else x for x, no in zip(optional, has_gradient, strict=True))
-    empty = jax.tree.map(_empty_gradient, (features, weights, bias, *optional))
+    arrays = features, weights, bias, None if of_targets is None else targets, cap
+    empty = jax.tree.map(_empty_gradient, arrays)
     if kept is not None and not is_single:
         empty = empty[0], kept, *empty[2:]
     with jax.default_matmul_precision(kind.switch):
@@ -572,7 +530,7 @@ def _backward(kind: Kind, residuals: Any, cotangents: OfLogits) -> tuple[Inputs]
         # The products do not know the factors, of which `Σ_c d_ic z_ic` is the gradient.
         d_factors = jnp.sum(features * d_features, axis=1) * linear.inverse_or_zero(factors)
     if d_targets is not None:
-        d_targets = d_targets.astype(inputs.targets.dtype)
+        d_targets = d_targets.astype(targets.dtype)
     d_weights = d_weights.astype(weights.dtype)
     return (Inputs(d_features, d_factors, None, d_weights, d_bias, d_targets, d_cap),)
 
@@ -581,17 +539,16 @@ in_blocks.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def _slopes(
-    products: Float[Array, "n _"],
-    loaded: _Loaded,
-    cap: Float[Array, ""] | None,
-    rest: Float[Array, " n"],
-    cotangents: OfLogits,
-) -> tuple[Float[Array, "n _"], Float[Array, "n B"], Float[Array, "n B"] | None, Any]:
-    """Returns the gradients by products, logits without a cap, targets and cap, of a block."""
-    is_label, targets = loaded.own
-    plain, to_products = jax.vjp(lambda products: _logits(products, *loaded.for_logits), products)
+    of_block: tuple[Array, Any, Array | None, _Own], rest: Float[Array, " n"], slopes: list[Array]
+) -> tuple[Float[Array, "n _"], Float[Array, "n B"], Any, Any]:
+    """Returns the gradients by products, logits without a cap, targets and cap, of a block.
+
+    Its products come with what else `_logits` gets. The slopes are those by what is found.
+    """
+    products, for_logits, cap, (is_label, targets) = of_block
+    plain, to_products = jax.vjp(lambda products: _logits(products, *for_logits), products)
     logits, to_plain = jax.vjp(_capped, plain, cap)
-    of_target, of_rest, of_total = (x[:, None] for x in cotangents[:3])
+    of_target, of_rest, of_total = (x[:, None] for x in slopes)
     if targets is None:
         d_logits = of_rest * jnp.exp(jnp.where(is_label, 0, logits - rest[:, None]))
         d_logits, d_targets = jnp.where(is_label, of_target, d_logits), None

@@ -60,11 +60,7 @@ def classifier_loss(
     reduction: Reduction = "mean",
     axis_name: AxisName | None = None,
     metrics: bool = False,
-) -> (
-    Float[Array, ""]
-    | Float[Array, " *n"]
-    | tuple[Float[Array, ""] | Float[Array, " *n"], ClassifierMetrics]
-):
+) -> Any:
     r"""Softmax cross-entropy of a linear or cosine classifier, for any number of classes.
 
     .. math:: \ell_i = -\sum_c t_{ic} \log \frac{e^{a_{ic}}}{\sum_k e^{a_{ik}}}
@@ -144,7 +140,7 @@ def classifier_loss(
     """
     checks.choice("similarity", similarity, ("inner", "cosine"))
     checks.block_size(block_size)
-    features, labels, valid = batch.checked_rows_of_targets("features", features, labels, where)
+    features, labels, valid = batch.checked_rows("features", features, labels, where, soft=True)
     features = batch.zero_invalid(features, valid)
     weights, bias = checks.classifier(features, weights, bias, sub_centres=similarity == "cosine")
     if shared := batch.axis_names(axis_name) & batch.axis_names(class_axis_name):
@@ -182,14 +178,14 @@ def classifier_loss(
         own_bias = batch.of_own_class(bias.astype(wide), labels, class_axis_name)
     terms = _Terms(margins, own_bias, scale, label_smoothing, penalty)
     kind, inputs = class_blocks.prepared(
-        (features, labels, weights, bias),
-        valid,
-        scale,
-        soft_cap,
-        similarity,
-        block_size,
-        has_metrics=metrics,
+        (features, labels, weights, bias), scale, similarity, block_size
     )
+    kind = kind._replace(has_metrics=metrics)
+    if soft_cap is not None:
+        inputs = inputs._replace(cap=jnp.asarray(scale * soft_cap, wide))
+    if labels.ndim == 2:
+        largest = jnp.argmax(labels, axis=1) if metrics else 0
+        inputs = inputs._replace(targets=labels, labels=jnp.where(valid, largest, -1))
     size = class_blocks.rows_of_block(kind, inputs)
     if size and block_size is None and class_axis_name is None and reduction != "none":
         shares = batch.shares(valid, sample_weights, reduction, axis_name, wide)
@@ -215,20 +211,19 @@ def _check_targets(
     margins: tuple[Any, ...],
 ) -> None:
     """Raises for what class indices alone allow, and unless there is a target for each class."""
+    needs = None
     if class_axis_name is not None:
-        raise ValueError(
-            f"`labels` must be class indices where devices share the classes, got {targets.shape} "
-            f"and class_axis_name={class_axis_name!r}; for targets, pass all weights to each device"
-        )
-    names = "margin", "sample_margin", "angular_margin", "sample_angular_margin"
-    for name, margin in zip(names, margins, strict=True):
+        needs = f"class_axis_name={class_axis_name!r}; for targets, pass all weights to each device"
+    for name, margin in zip(_MARGINS, margins, strict=True):
         if margin is not None and (isinstance(margin, Tracer) or np.any(np.asarray(margin) != 0)):
-            raise ValueError(
-                f"`{name}` lowers the logit of a sample's class, so `labels` must be class "
-                f"indices, got {targets.shape}"
-            )
+            needs = f"`{name}`, which lowers the logit of a sample's class"
+    if needs is not None:
+        raise ValueError(f"`labels` must be class indices, got {targets.shape}, for {needs}")
     source = f"`weights` {weights.shape}"
     checks.same_size("labels", targets, "n C", "C", weights.shape[1], source)
+
+
+_MARGINS = "margin", "sample_margin", "angular_margin", "sample_angular_margin"
 
 
 class _Terms(NamedTuple):
@@ -277,16 +272,13 @@ def _values(
         values = values + label_smoothing * gaps
     if is_on(penalty):
         values = values + penalty * jnp.square(log_sum)
-    if labels.ndim == 2:
-        values = batch.nan_where_negative(values, labels, valid)
-    else:
-        values = batch.nan_where_no_class(values, labels, valid, num_classes)
+    values = batch.nan_where_no_class(values, labels, valid, num_classes)
     if watched is None:
         return [values]
-    hits = watched.own > watched.largest
+    hits = watched[0] > watched[1]
     if labels.ndim == 1:
         hits = hits & (labels < num_classes)
-        log_sum = batch.nan_where_no_class(log_sum, labels, valid, num_classes)
+    log_sum = batch.nan_where_no_class(log_sum, labels, valid, num_classes)
     return [values, hits.astype(values.dtype), lax.stop_gradient(log_sum)]
 
 

@@ -71,7 +71,7 @@ def softmax_loss(
       Liu et al., Negative Margin Matters, ECCV 2020, Table 6 (label smoothing).
       Zhang et al., mixup, ICLR 2018 (targets). Chowdhery et al., PaLM, 2022 (`logsumexp_penalty`).
     """
-    logits, labels, valid = batch.checked_rows_of_targets("logits", logits, labels, where)
+    logits, labels, valid = batch.checked_rows("logits", logits, labels, where, soft=True)
     (logits,) = widen(logits)
     label_smoothing = checks.in_range(
         "label_smoothing", label_smoothing, logits.dtype, at_least=0, below=1
@@ -87,7 +87,7 @@ def softmax_loss(
         # Neither 0 · ∞, nor a gradient of ∞ by a target of a class that is left out.
         left_out = (targets == 0) & (relative == -jnp.inf)
         terms = targets * jnp.where(left_out, 0, log_total[:, None] - relative)
-        values = batch.nan_where_negative(jnp.sum(terms, axis=1), labels, valid)
+        values = batch.nan_where_no_class(jnp.sum(terms, axis=1), labels, valid, 0)
         total = jnp.sum(targets, axis=1)
     if is_on(label_smoothing):
         uniform = total * (log_total - jnp.mean(relative, axis=1))

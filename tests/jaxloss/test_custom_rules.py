@@ -41,6 +41,9 @@ def _padded(x):
     return jnp.where(VALID[:, None], x, jnp.nan)
 
 
+sum_of_blocks: Any = blocks.sum_of_blocks
+
+
 def _of_block(rows, _, shared):
     return jnp.sum(jnp.sin(rows @ shared) ** 2), ()
 
@@ -59,10 +62,10 @@ RULES = {
     "above_lowest": lambda x: jaxloss.class_wise_loss(x, TARGETS),
     "_moments": lambda x: jaxloss.vicreg_loss(x, OTHER),
     "_cross_moments": lambda x: jaxloss.barlow_twins_loss(x, OTHER),
-    "sum_of_blocks": lambda x: blocks.sum_of_blocks(
+    "sum_of_blocks": lambda x: sum_of_blocks(
         (_of_block, _of_block), x.reshape(3, 2, 4), None, WEIGHTS
     )[0],
-    "_with_gradients": lambda x: blocks.sum_of_blocks(
+    "_with_gradients": lambda x: sum_of_blocks(
         (_of_block, _of_block), OTHER.reshape(3, 2, 4), None, x.T
     )[0],
     "_spectral_part": lambda x: _waves(jaxloss.project_spectral_complement(OTHER, x.T[:, :3])),

@@ -271,7 +271,13 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], Wrong]] = [
         OF_SAMPLES | {"labels": ones((5, 3)), "similarity": "cosine"},
         values(ValueError, "labels", ones((5, 4)), match=r"with C = 3 to match `weights` \(4, 3\)"),
         values(ValueError, "labels", ones((4, 3)), ones((5, 3), int)),
-        values(ValueError, "margin", 0.1, ones(3), match="`margin` lowers .* indices, got"),
+        values(
+            ValueError,
+            "margin",
+            0.1,
+            ones(3),
+            match="`labels` must be class indices, got .* for `margin`",
+        ),
         values(
             ValueError, "sample_angular_margin", ones(5), match="`labels` must be class indices"
         ),

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,17 +56,17 @@ def test_leading_axes():
     labels, masks = rng.integers(-1, CLASSES, (2, 3)), {"where": rng.random((2, 3)) < 0.8}
     masks |= {"sample_weights": rng.random((2, 3), np.float32)}
     soft, targets = rng.dirichlet(np.ones(CLASSES), (2, 3)), rng.integers(-1, 2, (2, 3, CLASSES))
-    of_classes = partial(
-        jaxloss.classifier_loss, weights=rng.normal(size=(5, CLASSES)), metrics=True
-    )
-    for loss, *arrays in (
+    weights = jnp.asarray(rng.normal(size=(5, CLASSES)))
+    of_classes = partial(jaxloss.classifier_loss, weights=weights, metrics=True)
+    cases: Any = (
         (jaxloss.softmax_loss, logits, labels),
         (jaxloss.softmax_loss, logits, soft),
         (jaxloss.sigmoid_loss, logits, targets),
         (jaxloss.class_wise_loss, logits, targets),
         (of_classes, features, labels),
         (of_classes, features, soft),
-    ):
+    )
+    for loss, *arrays in cases:
         flat = [x.reshape(6, *x.shape[2:]) for x in arrays]
         for reduction in ("mean", "none"):
             got = loss(*arrays, **masks, reduction=reduction)
@@ -74,7 +75,7 @@ def test_leading_axes():
             for ours, plain in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
                 shape = (2, 3) if plain.shape == (6,) else plain.shape
                 np.testing.assert_array_equal(ours, plain.reshape(shape))
-    one = jaxloss.softmax_loss(logits[0, 1], np.int32(2), reduction="none")
+    one = jaxloss.softmax_loss(logits[0, 1], jnp.int32(2), reduction="none")
     np.testing.assert_allclose(one, -jax.nn.log_softmax(logits[0, 1])[2], rtol=4 * FLOAT32)
 
 
@@ -82,7 +83,7 @@ def test_targets_that_are_negative_or_zero():
     """NaN in their row alone; where nothing is asked of a class, it may be left out."""
     logits = jnp.array([[0.5, -jnp.inf, 2.0], [0.5, 1.0, 2.0], [0.5, 1.0, 2.0]])
     targets = jnp.array([[0.5, 0.0, 0.5], [0.0, 0.0, 0.0], [1.5, -0.5, 0.0]])
-    for run in (
+    runs: Any = (
         partial(jaxloss.softmax_loss, reduction="none"),
         lambda z, t: jaxloss.classifier_loss(
             jnp.eye(3), t, jnp.where(jnp.isinf(z), 0, z), block_size=3, reduction="none"
@@ -90,7 +91,8 @@ def test_targets_that_are_negative_or_zero():
         lambda z, t: jaxloss.classifier_loss(
             jnp.zeros((3, 2)), t, jnp.ones((2, 3)), z[0], block_size=2, reduction="none"
         ),
-    ):
+    )
+    for run in runs:
         np.testing.assert_array_equal(jnp.sign(run(logits, targets)), [1, 0, jnp.nan])
         pull_back = jax.vjp(run, logits, targets.at[2].set(targets[0]))[1]
         assert finite(pull_back(jnp.ones(3)))
