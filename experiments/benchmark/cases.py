@@ -28,6 +28,7 @@ ANGLE, FACE_SCALE = 0.5, 64.0
 BASE_CLASSES = 64
 _NUM_REFERENCES = 65_536
 _OWN_KEYS = 4  # Mined negatives of each query.
+_DIRECTIONS, _POINTS = 1024, 17  # Of SIGReg.
 _MOST_SCORES = 2**29  # That bare products hold at once.
 
 
@@ -139,6 +140,8 @@ _DRAWS: dict[str, Callable[[Array, Size], Array]] = {
     "assignment": lambda key, size: jax.random.permutation(key, size.C),
     "references": lambda key, size: _rows(key, _NUM_REFERENCES, size.d),
     "reference_labels": lambda key, size: jax.random.randint(key, (_NUM_REFERENCES,), 0, size.C),
+    "seed": lambda *_: jnp.zeros((), int),
+    "directions": lambda _, size: _prototypes(jax.random.key(0), size._replace(C=_DIRECTIONS)),
     "vectors": lambda key, size: jnp.linalg.qr(_normal(key, (size.d, min(size[1:]))))[0],
     "values": lambda key, size: jnp.linspace(2, 0.1, min(size[1:])),
 }
@@ -206,6 +209,20 @@ def _groups(features: Array, labels: Array, weights: Array, _bias: Array) -> obj
     return _linear(parts, labels, weights)
 
 
+def _sketch(features: Array, _seed: Array, directions: Array) -> Any:
+    """Projections on 128 directions at a time, their cosines and sines, and the gradient."""
+
+    def step(gradient: Array, block: Array) -> tuple[Array, Any]:
+        angles = product(features, block)
+        every = [
+            f(3 / (_POINTS - 1) * k * angles) for k in range(_POINTS) for f in (jnp.cos, jnp.sin)
+        ]
+        return gradient + product(angles, block.T), [jnp.mean(x, axis=0) for x in every]
+
+    blocks = jnp.moveaxis(directions.reshape(len(directions), -1, 128), 1, 0)
+    return lax.scan(step, jnp.zeros_like(features), blocks)
+
+
 FLOORS: dict[str, Callable[..., Any]] = {
     "pass": lambda scored, *_: 2 * scored,  # Reads what is scored, and writes as much.
     "exponential": lambda z, *_: jnp.exp(-jnp.abs(z)),  # Which costs more than the memory.
@@ -217,6 +234,7 @@ FLOORS: dict[str, Callable[..., Any]] = {
     # 4 and 3 products n·d·d.
     "covariances": lambda *views: [products(x.T, x, of_columns=False) for x in views],
     "correlations": lambda a, b: products(a.T, b, of_columns=True),
+    "sketch": _sketch,  # 2 products n·d·1024, and 2·17 cosines of each number of the first.
     # 3 products n·d·C, 2 of n·n·d.
     "sum": lambda *arrays: (_linear(*arrays), _pairs(*arrays)),
     # 6 products n·d·C, 2 of n·n·d, one of C·C·d: the logits are the coordinates.
@@ -258,6 +276,11 @@ def _on_prototypes(name: str, loss: Callable[..., Array], size: Size) -> Case:
         return loss(x, y, prototypes, assignment=assignment)
 
     return Case(name, assigned, size, (*_PAIR, "prototypes", "assignment"), "pass")
+
+
+def _sigreg(features: Array, seed: Array, _directions: Array) -> Array:
+    """Draws its directions, which PyTorch's form is given."""
+    return jaxloss.sigreg_loss(features, jax.random.key(seed), num_directions=_DIRECTIONS)
 
 
 def _with_metrics(queries: Array, keys: Array) -> Array:
@@ -394,6 +417,7 @@ CASES: tuple[Case, ...] = (
     _on_proxies("arcface", _arcface, Size(512, 512, 10_572)),  # CASIA-WebFace.
     _on_views("vicreg", jaxloss.vicreg_loss, _VIEWS, floor="covariances"),
     _on_views("barlow_twins", jaxloss.barlow_twins_loss, _VIEWS, floor="correlations"),
+    Case("sigreg", _sigreg, _VIEWS, ("features", "seed", "directions"), "sketch"),
 )
 
 _RESNET_50 = Size(4_096, 2_048, 1_000)  # ImageNet.
@@ -456,7 +480,7 @@ def _accelerator_rows() -> list[Problem]:
     papers = {"group_softmax_random": _RESNET_50, "discriminative_groups": _RESNET_50}
     papers |= dict.fromkeys(sums, _RESNET_50)
     papers |= dict.fromkeys(("prototype", "dot_regression"), Size(4_096, 512, 1_000))
-    papers |= {"assign_prototypes": Size(0, 512, 1_000)}
+    papers |= {"assign_prototypes": Size(0, 512, 1_000), "sigreg": Size(4_096, 512, 0)}
     papers |= dict.fromkeys(_MULTI_LABEL, Size(4_096, 0, 1_000))
     papers |= dict.fromkeys(("linear_margin_softmax", "cosine_margin_softmax"), _CUB_MARGIN)
     order += [("bfloat16", papers), ("float32", papers)]

@@ -348,13 +348,23 @@ def barlow_twins(first: Tensor, second: Tensor) -> Tensor:
     return (1 - own).square().sum() + 5e-3 * (correlations.square().sum() - own.square().sum())
 
 
+def sigreg(features: Tensor, _seed: Tensor, directions: Tensor) -> Tensor:
+    """As its authors' code."""
+    t = torch.linspace(0, 3, 17, device=features.device)
+    target, weights = (-t.square() / 2).exp(), torch.full_like(t, 3 / 8)
+    weights[[0, -1]] = 3 / 16
+    points = (features @ directions).unsqueeze(-1) * t
+    gaps = (points.cos().mean(0) - target).square() + points.sin().mean(0).square()
+    return (gaps @ (weights * target) * len(features)).mean()
+
+
 _FORMS = (
     *(sigmoid, margin_softmax, two_way, asymmetric, warp, robust_multilabel),
     *(classifier, group_softmax, proxy_anchor, arcface, prototype, dot_regression),
     *(direct_sum, spectral_sum, prototypical, nca, nca_references),
     *(supervised_contrastive, nt_xent, multi_similarity, circle),
     *(triplet_hard, triplet_semihard, triplet_all),
-    *(info_nce, sigmoid_contrastive, vicreg, barlow_twins),
+    *(info_nce, sigmoid_contrastive, vicreg, barlow_twins, sigreg),
 )
 FORMS: dict[str, Callable[..., Any]] = {form.__name__: form for form in _FORMS} | {
     "softmax": F.cross_entropy,
