@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from importlib import metadata
@@ -32,16 +31,25 @@ from experiments.core.config import (
 )
 from experiments.core.errors import ConfigError, DivergedError, ExperimentError
 from experiments.core.processes import agree, check_shared, is_first, on_first
-from experiments.core.protocol import ClassCounts, Metric, Objective, Outputs, Problem, Protocol
+from experiments.core.protocol import (
+    ClassCounts,
+    ImageSet,
+    Metric,
+    Objective,
+    Outputs,
+    Problem,
+    Protocol,
+)
 from experiments.core.storage import check_local, storage_path
 from experiments.data.augment import check_augmentation, describe_augmentation, seen_shape
-from experiments.data.pipeline import RecordImages
+from experiments.data.pipeline import RecordImages, new_images
 from experiments.data.sampling import batch_size_of, draw_batch, parse_strategy
 from experiments.data.selection import labels_of, part_of
 from experiments.datasets import lookup, pinned, plain_name, share_images
+from experiments.evaluation.feature_space import unit_features
 from experiments.models import build_backbone
 from experiments.papers import build_protocol, config_from_dict, config_to_dict
-from experiments.papers.classification import SPLITS, ClassSplit
+from experiments.papers.classification import SPLITS, Classification, ClassSplit
 from experiments.papers.few_shot_data import test_split
 from experiments.papers.presets import find_preset
 from experiments.reporting.run import (
@@ -239,8 +247,7 @@ def assemble(plan: Plan, folders: Folders, *, mode: ParallelMode = "pmap") -> Pa
     graphdef, objective, optimizer, state = build_learner(
         plan, class_counts, steps_per_epoch, axis_name=axis_name, mesh=mesh
     )
-    own, names = objective.classifier_state, "\n".join(images.class_names)
-    classes = hashlib.sha256(names.encode()).hexdigest()[:24]
+    own, classes = objective.classifier_state, list(images.class_names)
     origins: list[str] = []
     if config.model.weights:
         path = storage_path(config.model.weights)
@@ -407,7 +414,7 @@ def _with_last(report: dict[str, Any], run: RestoredRun, folders: Folders) -> di
     return report | {"metrics": [*report["metrics"], *metrics], "last": last}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RestoredRun:
     """A checkpoint with all that is needed to use it."""
 
@@ -422,17 +429,30 @@ class RestoredRun:
     notes: list[str]
     """Sentences for the report, on checkpoints that `load_run` found damaged, on initial weights,
     and on another version that trained the run."""
+    class_names: tuple[str, ...] = ()
+    """Of the classes or labels of training."""
+
+    def __repr__(self) -> str:
+        config = self.plan.config
+        classes = f"{len(self.class_counts)} {config.data.name} classes of training"
+        start = f"RestoredRun({str(self.directory)!r}, step {self.step}, preset {config.preset}"
+        return f"{start}, loss {config.loss.name}, {classes}, d = {self.plan.num_features})"
+
+    @cached_property
+    def outputs_of(self) -> Callable[[ImageSet], Outputs]:
+        """The outputs of images."""
+        parts = self.graphdef, self.objective, self.plan.config.data, self.class_counts
+        return partial(build_outputs(*parts), self.state)
 
     @cached_property
     def outputs(self) -> Callable[..., Outputs]:
         """`outputs(split, folders, most)`, as `features_of`; computed once and then kept."""
-        load, data = self.plan.protocol.load, self.plan.config.data
-        outputs_of = build_outputs(self.graphdef, self.objective, data, self.class_counts)
+        load = self.plan.protocol.load
 
         @cache
         def outputs(split: str, folders: Folders, most: int | None = None) -> Outputs:
             images = load(folders, split)
-            found = outputs_of(self.state, part_of(images, most) if most else images)
+            found = self.outputs_of(part_of(images, most) if most else images)
             found.features.flags.writeable = False  # Later evaluations use them, too.
             return found
 
@@ -476,7 +496,7 @@ def _restore(path: Path, which: str, plan: Plan | None = None) -> RestoredRun:
         notes += [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
     state, value, directory = found.fill(shapes), found.validation, run_folder(path)
     parts = graphdef, objective, state, found.step, class_counts, value, notes
-    return RestoredRun(directory, plan, *parts)
+    return RestoredRun(directory, plan, *parts, tuple(meta["classes"]))
 
 
 def config_of_run(path: Path) -> TrainConfig:
@@ -487,25 +507,65 @@ def config_of_run(path: Path) -> TrainConfig:
 
 def features_of(
     run: RestoredRun,
-    split: str | None = None,
+    split: Any = None,
     *,
     folders: Folders = Folders(),
     most: int | None = None,
 ) -> Outputs:
-    """What a run computes for the images of a split, as NumPy arrays.
+    """What a run computes for the images of a split, or for new ones, as NumPy arrays.
 
     Images are cropped and normalised as in training, and not augmented. With several processes, all
-    of them call this. Raises a `DivergedError` where a feature is not finite.
+    of them call this. Raises a `DivergedError` where a feature is not finite, and an
+    `ExperimentError` that names the file where a new image cannot be read.
 
     Args:
       split: One of the run's protocol, such as `base`, `validation` and `novel`, or `train`,
-        `validation` and `test`. Default: the one for evaluation.
+        `validation` and `test`. Default: the one for evaluation. Or new images: paths of files or
+        folders, one or a list, or uint8 `[n, h, w, 1 or 3]`. They are resized as the images of the
+        data set; their labels are −1, and their class names those of training.
       folders: Where the data is.
       most: Of more images, a random part, always the same. Default: all images.
     """
     if most is not None and (type(most) is not int or most < 1):
         raise ConfigError(f"most must be a whole number from 1, or None for all images, got {most}")
-    return run.outputs(split_of(run.plan, split), folders, most)
+    plan, is_name = run.plan, split is None or isinstance(split, str)
+    if is_name and (split in (None, *plan.protocol.splits) or not os.path.exists(str(split))):
+        return run.outputs(split_of(plan, split), folders, most)
+    images, files = new_images(plan.config.data.name, split)
+    several = lookup(plan.config.data.name).multi_label
+    shape = (len(images), len(run.class_counts)) if several else (len(images),)
+    labels = np.full(shape, -1, np.int8 if several else np.int32)
+    found = ImageSet(images, labels, run.class_names, files)
+    return run.outputs_of(part_of(found, most) if most else found)
+
+
+def predict(run: RestoredRun, images: Any, *, folders: Folders = Folders()) -> Iterator[str]:
+    """A line for each new image of `features_of`: the three most probable classes.
+
+    Of several labels, those of the largest logits. Of a run for other classes than those of
+    training, or without a classifier: the three training images of the largest cosine.
+    """
+    from scipy.special import softmax  # Slow to import.
+
+    found, protocol = features_of(run, images), run.plan.protocol
+    names, several = found.class_names, found.labels.ndim == 2
+    if run.objective.classifier_state is None or protocol.splits != SPLITS:
+        trained = features_of(run, protocol.splits[0], folders=folders, most=10_000)
+        scores = unit_features(found.features) @ unit_features(trained.features).T
+        names = [
+            f"{trained.class_names[c]} ({i if trained.files is None else trained.files[i]})"
+            for i, c in enumerate(trained.labels)
+        ]
+        shown = "{1} {0:.2f}"
+    elif several:
+        scores, shown = found.logits(), "{1} {0:.1f}"
+    else:
+        assert isinstance(protocol, Classification)
+        scores, shown = softmax(protocol.calibrated(found), axis=1), "{1} {0:.1%}"
+    for row, values in enumerate(scores):
+        best = np.argsort(-values, kind="stable")[:3]
+        words = ", ".join(shown.format(values[c], names[c]) for c in best)
+        yield f"{row if found.files is None else found.files[row]}: {words}"
 
 
 def evaluate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -86,6 +87,8 @@ class Train:
         report = train(config, directory=directory, command=typed, **how)
         print(report_text(build_protocol(config), report))
         print(f"\nreport: {directory / 'report.md'}")
+        if "diverged" not in report:
+            print(f"pictures: python -m experiments look {shlex.quote(str(directory))}")
         return 3 if "diverged" in report else 0
 
 
@@ -291,6 +294,34 @@ class Look(OfCheckpoint):
 
 
 @dataclass(frozen=True)
+class Predict:
+    """Print the most probable classes of new images, or the training images that are nearest.
+
+    A line for each image: the three most probable classes; of several labels, those of the largest
+    logits; of runs for new classes, or without a classifier, the three training images of the
+    largest cosine, and their classes.
+    """
+
+    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run directory, or its folder of checkpoints."""
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE ...")]
+    """Images, or folders with images."""
+    checkpoint: str = "best"
+    """`best` by validation (of equal ones, the latest), `latest`, or the number of a step."""
+    folders: DataFolders = field(default_factory=Folders)
+
+    def run(self, typed: str) -> int:
+        """Prints a line for each image."""
+        from experiments.run import load_run, predict
+
+        for line in predict(
+            load_run(self.directory, self.checkpoint), self.images, folders=self.folders
+        ):
+            print(line)
+        return 0
+
+
+@dataclass(frozen=True)
 class Power:
     """Print how many pairs of runs a paired comparison needs, before they are trained.
 
@@ -458,6 +489,9 @@ class Compile:
 
 COMMANDS: dict[str, Any] = {
     kind.__name__.lower(): kind
-    for kind in (Train, Evaluate, Linear, Look, Sweep, Power, Datasets, Prepare, Benchmark, Compile)
+    for kind in (
+        *(Train, Evaluate, Linear, Look, Predict, Sweep, Power, Datasets, Prepare, Benchmark),
+        Compile,
+    )
 }
 """The type of every command."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import logging
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,8 +20,12 @@ from PIL import Image
 from experiments.core.errors import ConfigError
 from experiments.core.protocol import ImageSet, Photographs
 from experiments.datasets import lookup
-from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.archives import DamagedArchiveError, readable
+from experiments.datasets.files import is_image, left_out, list_files
+from experiments.datasets.images import SourceImage, of_every_image
 from experiments.datasets.preparation import Prepared, prepare, read_labels
+
+_log = logging.getLogger(__name__)
 
 _MEMORY_LIMIT = 8 * 2**30
 """Default upper limit of the pixels of a split in memory, in bytes."""
@@ -124,7 +130,53 @@ def load_split(
         memory_limit = min(psutil.virtual_memory().available // 4, _MEMORY_LIMIT)
     if np.prod(images.shape) <= memory_limit:
         images = images[:]
-    return ImageSet(images, labels, class_names)
+    names = [path for part in split.split("+") for path in found.dataset.files.get(part, ())]
+    files = np.array(names, object)[order] if names else None
+    return ImageSet(images, labels, class_names, files)
+
+
+class _Encoded(list[bytes]):
+    """Encoded images, as the records of a data source."""
+
+    def __getitems__(self, rows: list[int]) -> list[dict[str, bytes]]:
+        return [{"image": self[row]} for row in rows]
+
+
+def new_images(name: str, images: Any) -> tuple[RecordImages, np.ndarray | None]:
+    """Images of no data set, resized as those of the data set `name`; and their files, if any.
+
+    They are uint8 [n, h, w, 1 or 3], or paths of files and folders, one or several; of a folder,
+    all images, also in its subfolders. A `DamagedArchiveError` names what cannot be read.
+    """
+    files, dtype = None, getattr(images, "dtype", np.dtype(object))
+    if dtype.kind not in "OU":
+        if dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
+            given = f"{dtype} {list(images.shape)}"
+            raise ConfigError(f"new images must be uint8 [n, h, w, 1 or 3], or paths; got {given}")
+        of = [SourceImage(row, f"image {i}") for i, row in enumerate(np.asarray(images))]
+    else:
+        given = [images] if isinstance(images, str | os.PathLike) else images
+        files = [file for path in map(Path, given) for file in _images_of(path.expanduser())]
+        of = [SourceImage(file, readable(file)) for file in files]
+        files = np.array([str(file) for file in files], object)
+    if not of:
+        raise ConfigError("there is no image; give paths of files or folders, or an array")
+    dataset = lookup(name)
+    encoded = _Encoded(of_every_image(dataset.encode, of))
+    return RecordImages(encoded, dataset, Path(), np.arange(len(encoded))), files
+
+
+def _images_of(path: Path) -> list[Path]:
+    """The images of a folder, sorted, or the file; the log says what is left out."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(list_files(path))
+    images = [file for file in found if is_image(file.name)]
+    for line in left_out({*found} - {*images}, path, "file", "without an image"):
+        _log.warning("%s: %s", readable(path), line)
+    if not images:
+        raise ConfigError(f"{readable(path)} has no image; put some there as JPEG or PNG")
+    return images
 
 
 def _labelled(
