@@ -28,18 +28,11 @@ from experiments.core.config import (
     TrainConfig,
     check_config,
     set_options,
+    to_dict,
 )
 from experiments.core.errors import ConfigError, DivergedError, ExperimentError
 from experiments.core.processes import agree, check_shared, is_first, on_first
-from experiments.core.protocol import (
-    ClassCounts,
-    ImageSet,
-    Metric,
-    Objective,
-    Outputs,
-    Problem,
-    Protocol,
-)
+from experiments.core.protocol import ClassCounts, Metric, Objective, Outputs, Problem, Protocol
 from experiments.core.storage import check_local, storage_path
 from experiments.data.augment import check_augmentation, describe_augmentation, seen_shape
 from experiments.data.pipeline import RecordImages, new_images
@@ -49,7 +42,7 @@ from experiments.datasets import lookup, pinned, plain_name, share_images
 from experiments.evaluation.feature_space import unit_features
 from experiments.models import build_backbone
 from experiments.papers import build_protocol, config_from_dict, config_to_dict
-from experiments.papers.classification import SPLITS, Classification, ClassSplit
+from experiments.papers.classification import SPLITS, ClassSplit
 from experiments.papers.few_shot_data import test_split
 from experiments.papers.presets import find_preset
 from experiments.reporting.run import (
@@ -178,8 +171,8 @@ def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
     counts = counts_by_split[protocol.splits[0]]
     multi_label = lookup(config.data.name).multi_label
     size = parts[protocol.splits[0]].size if multi_label else int(counts.sum())
-    ways_shots = parse_strategy(sampling.strategy)
-    if sampling.batch_size > size and ways_shots is None:
+    ways_shots, batch_size = parse_strategy(sampling.strategy), _batch_size(plan, size)
+    if batch_size > size and ways_shots is None:
         raise ConfigError(
             f"sampling.batch_size = {sampling.batch_size} must be at most {size}, the training "
             f"images of {config.data.name}; set --sampling.batch-size {size}, or add images"
@@ -187,7 +180,7 @@ def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
     if not multi_label:  # Else, images are not drawn by class.
         index = index_classes(labels_of(counts))
         # Raises if the data cannot give a batch.
-        draw_batch(index, sampling.strategy, sampling.batch_size, seed=config.seed, step=0)
+        draw_batch(index, sampling.strategy, batch_size, seed=config.seed, step=0)
         if ways_shots and (large := (counts >= ways_shots[1]).sum()) < len(counts):
             _warn(
                 f"batches of {sampling.strategy} draw from {large} of {len(counts)} training "
@@ -195,6 +188,14 @@ def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
             )
     protocol.check_data(plan.num_features, counts_by_split)
     return counts_by_split
+
+
+def _batch_size(plan: Plan, size: int) -> int:
+    """The images in a batch: of a small folder of one's own, at most its `size` images."""
+    strategy, wanted = plan.config.sampling.strategy, plan.config.sampling.batch_size
+    if strategy == "random" and wanted > size and lookup(plan.config.data.name).own:
+        return max(size // jax.device_count(), 1) * jax.device_count()
+    return batch_size_of(strategy, wanted)
 
 
 def build_learner(
@@ -242,16 +243,20 @@ def assemble(plan: Plan, folders: Folders, *, mode: ParallelMode = "pmap") -> Pa
     counts_by_split = prepare_and_count(plan, folders)
     trained_on, held_out, _ = protocol.splits
     class_counts, images = counts_by_split[trained_on], protocol.load(folders, trained_on)
-    batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
+    batch_size = _batch_size(plan, len(images.labels))
     steps_per_epoch = len(images.labels) // batch_size
     graphdef, objective, optimizer, state = build_learner(
         plan, class_counts, steps_per_epoch, axis_name=axis_name, mesh=mesh
     )
     own, classes = objective.classifier_state, list(images.class_names)
     origins: list[str] = []
+    if sampling.strategy == "random" and batch_size < (wanted := sampling.batch_size):
+        origins.append(f"Batches have {batch_size} images, not {wanted}: there are no more.")
+        _warn(origins[0])
     if config.model.weights:
         path = storage_path(config.model.weights)
-        state, origins = load_weights(path, state, own, classes, config.data.name)
+        state, lines = load_weights(path, state, own, classes, config.data.name)
+        origins += lines
         split = vars(config.data).get("class_split", "all")
         seen = protocol.splits == SPLITS and seen_in_training(config, config.data.name, split)
         if seen:
@@ -435,12 +440,11 @@ class RestoredRun:
     def __repr__(self) -> str:
         config = self.plan.config
         classes = f"{len(self.class_counts)} {config.data.name} classes of training"
-        start = f"RestoredRun({str(self.directory)!r}, step {self.step}, preset {config.preset}"
-        return f"{start}, loss {config.loss.name}, {classes}, d = {self.plan.num_features})"
+        return f"RestoredRun({self.directory}, step {self.step}, {config.loss.name}, {classes})"
 
     @cached_property
-    def outputs_of(self) -> Callable[[ImageSet], Outputs]:
-        """The outputs of images."""
+    def outputs_of(self) -> Callable[..., Outputs]:
+        """The outputs of an `ImageSet`."""
         parts = self.graphdef, self.objective, self.plan.config.data, self.class_counts
         return partial(build_outputs(*parts), self.state)
 
@@ -505,6 +509,13 @@ def config_of_run(path: Path) -> TrainConfig:
         return config_from_dict(checkpoints.newest_meta()["config"])
 
 
+def evaluation_of_run(path: Path) -> dict[str, str]:
+    """The options of the evaluation of a run, and their values."""
+    values = flatten_dict(to_dict(config_of_run(path)), sep=".")
+    own = {n: v for n, v in values.items() if n.startswith(("evaluation.", "fine_tuning."))}
+    return {n: "+".join(map(str, v)) if isinstance(v, list) else f"{v}" for n, v in own.items()}
+
+
 def features_of(
     run: RestoredRun,
     split: Any = None,
@@ -531,12 +542,8 @@ def features_of(
     plan, is_name = run.plan, split is None or isinstance(split, str)
     if is_name and (split in (None, *plan.protocol.splits) or not os.path.exists(str(split))):
         return run.outputs(split_of(plan, split), folders, most)
-    images, files = new_images(plan.config.data.name, split)
-    several = lookup(plan.config.data.name).multi_label
-    shape = (len(images), len(run.class_counts)) if several else (len(images),)
-    labels = np.full(shape, -1, np.int8 if several else np.int32)
-    found = ImageSet(images, labels, run.class_names, files)
-    return run.outputs_of(part_of(found, most) if most else found)
+    images = new_images(plan.config.data.name, split, run.class_names)
+    return run.outputs_of(part_of(images, most) if most else images)
 
 
 def predict(run: RestoredRun, images: Any, *, folders: Folders = Folders()) -> Iterator[str]:
@@ -547,20 +554,17 @@ def predict(run: RestoredRun, images: Any, *, folders: Folders = Folders()) -> I
     """
     from scipy.special import softmax  # Slow to import.
 
-    found, protocol = features_of(run, images), run.plan.protocol
-    names, several = found.class_names, found.labels.ndim == 2
+    protocol: Any = run.plan.protocol
+    found, names = features_of(run, images), run.class_names
     if run.objective.classifier_state is None or protocol.splits != SPLITS:
         trained = features_of(run, protocol.splits[0], folders=folders, most=10_000)
         scores = unit_features(found.features) @ unit_features(trained.features).T
-        names = [
-            f"{trained.class_names[c]} ({i if trained.files is None else trained.files[i]})"
-            for i, c in enumerate(trained.labels)
-        ]
-        shown = "{1} {0:.2f}"
-    elif several:
+        places = range(len(trained.labels)) if trained.files is None else trained.files
+        own = zip(trained.labels, places, strict=True)
+        names, shown = [f"{trained.class_names[c]} ({at})" for c, at in own], "{1} {0:.2f}"
+    elif found.labels.ndim == 2:
         scores, shown = found.logits(), "{1} {0:.1f}"
     else:
-        assert isinstance(protocol, Classification)
         scores, shown = softmax(protocol.calibrated(found), axis=1), "{1} {0:.1%}"
     for row, values in enumerate(scores):
         best = np.argsort(-values, kind="stable")[:3]
@@ -614,11 +618,9 @@ def data_notes(name: str) -> list[str]:
 def split_of(plan: Plan, split: str | None) -> str:
     """A split of a protocol, by default the one for evaluation; raises a `ConfigError`."""
     splits = plan.protocol.splits
-    split = split or splits[-1]
+    name, split = plan.config.preset or plan.config.protocol, split or splits[-1]
     if split not in splits:
-        raise ConfigError(
-            f"protocol {plan.config.protocol} has no split {split!r}; it has {', '.join(splits)}"
-        )
+        raise ConfigError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
     return split
 
 
@@ -629,9 +631,8 @@ def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainC
     for name in overrides:
         if name.replace("-", "_").partition(".")[0] not in sections:
             there = f"the options of {', '.join(sections)}" if sections else "no options"
-            raise ConfigError(
-                f"the evaluation of protocol {config.protocol} has no {name}; it has {there}"
-            )
+            of = config.preset or config.protocol
+            raise ConfigError(f"the evaluation of {of} has no {name}; it has {there}")
     config = set_options(config, overrides)
     check_config(config)
     return config

@@ -157,18 +157,24 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class OfCheckpoint:
-    """A checkpoint of a trained run, and the split that it is used on."""
+class OfRun:
+    """A checkpoint of a trained run."""
 
     directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory, or its folder of checkpoints."""
+    checkpoint: str = "best"
+    """`best` by validation (of equal ones, the latest), `latest`, or the number of a step."""
+    folders: DataFolders = field(default_factory=Folders)
+
+
+@dataclass(frozen=True)
+class OfCheckpoint(OfRun):
+    """A checkpoint of a trained run, and the split that it is used on."""
+
     split: Annotated[
         str | None, tyro.conf.arg(metavar="SPLIT", help_behavior_hint="(default: novel or test)")
     ] = None
     """base, validation or novel classes; without held-out classes: train, validation or test."""
-    checkpoint: str = "best"
-    """`best` by validation (of equal ones, the latest), `latest`, or the number of a step."""
-    folders: DataFolders = field(default_factory=Folders)
 
 
 @dataclass(frozen=True)
@@ -294,7 +300,7 @@ class Look(OfCheckpoint):
 
 
 @dataclass(frozen=True)
-class Predict:
+class Predict(OfRun):
     """Print the most probable classes of new images, or the training images that are nearest.
 
     A line for each image: the three most probable classes; of several labels, those of the largest
@@ -302,21 +308,17 @@ class Predict:
     largest cosine, and their classes.
     """
 
-    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run directory, or its folder of checkpoints."""
-    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE ...")]
+    images: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE ...")
+    ] = ()
     """Images, or folders with images."""
-    checkpoint: str = "best"
-    """`best` by validation (of equal ones, the latest), `latest`, or the number of a step."""
-    folders: DataFolders = field(default_factory=Folders)
 
     def run(self, typed: str) -> int:
         """Prints a line for each image."""
         from experiments.run import load_run, predict
 
-        for line in predict(
-            load_run(self.directory, self.checkpoint), self.images, folders=self.folders
-        ):
+        run = load_run(self.directory, self.checkpoint)
+        for line in predict(run, self.images, folders=self.folders):
             print(line)
         return 0
 

@@ -168,8 +168,7 @@ class Outputs(NamedTuple):
 
     def __repr__(self) -> str:
         shapes = f"features {self.features.shape}, labels {self.labels.shape}"
-        files = "no files" if self.files is None else f"files such as {self.files[0]}"
-        return f"Outputs({shapes}, {len(self.class_names)} class names, {files}; logits(), images)"
+        return f"Outputs({shapes}, {len(self.class_names)} class names; logits(), images, files)"
 
 
 OutputsOf: TypeAlias = Callable[[str], Outputs]

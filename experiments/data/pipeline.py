@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -135,15 +136,8 @@ def load_split(
     return ImageSet(images, labels, class_names, files)
 
 
-class _Encoded(list[bytes]):
-    """Encoded images, as the records of a data source."""
-
-    def __getitems__(self, rows: list[int]) -> list[dict[str, bytes]]:
-        return [{"image": self[row]} for row in rows]
-
-
-def new_images(name: str, images: Any) -> tuple[RecordImages, np.ndarray | None]:
-    """Images of no data set, resized as those of the data set `name`; and their files, if any.
+def new_images(name: str, images: Any, class_names: tuple[str, ...]) -> ImageSet:
+    """Images without labels, resized as those of the data set `name`.
 
     They are uint8 [n, h, w, 1 or 3], or paths of files and folders, one or several; of a folder,
     all images, also in its subfolders. A `DamagedArchiveError` names what cannot be read.
@@ -160,10 +154,15 @@ def new_images(name: str, images: Any) -> tuple[RecordImages, np.ndarray | None]
         of = [SourceImage(file, readable(file)) for file in files]
         files = np.array([str(file) for file in files], object)
     if not of:
-        raise ConfigError("there is no image; give paths of files or folders, or an array")
+        raise ConfigError("there is no image; give JPEG or PNG files, folders with some, or arrays")
     dataset = lookup(name)
-    encoded = _Encoded(of_every_image(dataset.encode, of))
-    return RecordImages(encoded, dataset, Path(), np.arange(len(encoded))), files
+    stored = [{"image": encoded} for encoded in of_every_image(dataset.encode, of)]
+    source = SimpleNamespace(__getitems__=lambda rows: [stored[row] for row in rows])
+    table = RecordImages(source, dataset, Path(), np.arange(len(stored)))
+    labels = np.full(len(stored), -1, np.int32)
+    if dataset.multi_label:
+        labels = np.full((len(stored), len(class_names)), -1, np.int8)
+    return ImageSet(table, labels, class_names, files)
 
 
 def _images_of(path: Path) -> list[Path]:
@@ -174,8 +173,6 @@ def _images_of(path: Path) -> list[Path]:
     images = [file for file in found if is_image(file.name)]
     for line in left_out({*found} - {*images}, path, "file", "without an image"):
         _log.warning("%s: %s", readable(path), line)
-    if not images:
-        raise ConfigError(f"{readable(path)} has no image; put some there as JPEG or PNG")
     return images
 
 

@@ -78,14 +78,8 @@ class Dataset:
 
     def encode(self, image: SourceImage) -> bytes:
         """An image as the data set stores it."""
-        return encode(
-            image,
-            self.image_shape,
-            whole=self.whole,
-            encoding=self.encoding,
-            background=self.background,
-            bits=self.bits,
-        )
+        how = {option: vars(self)[option] for option in ("whole", "encoding", "background", "bits")}
+        return encode(image, self.image_shape, **how)
 
     def search_path(self, manual_dir: Path, scratch: Path = Path()) -> SearchPath:
         """The folders in which the files are looked up, below that of downloaded archives."""

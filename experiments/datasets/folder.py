@@ -294,7 +294,7 @@ def _list(path: Path) -> _Listing:
             folder = readable(parts[split])
             raise ConfigError(
                 f"{folder} has no folder of images; put the images of each class, as JPEG or PNG, "
-                f"into a folder: {folder}/CLASS/NAME.jpg"
+                f"into a folder: {folder}/CLASS/NAME.jpg. {'; '.join(lines)}".removesuffix(". ")
             )
     return _listing(path, images, lines)
 

@@ -37,7 +37,7 @@ def wrong_images(view: View) -> Picture | None:
     for row, image in zip(wrong, outputs.images(wrong[:_IMAGES]), strict=False):
         note = f"{short(names[labels[row]], 18)}\n→ {short(names[found[row]], 16)}"
         if outputs.files is not None:
-            note = f"{short(PurePath(outputs.files[row]).name, 20)}\n{note}"
+            note = f"{short(PurePath(str(outputs.files[row])).name, 20)}\n{note}"
         tiles += [Tile(image, VERMILLION, note), Tile()]
     rows = [("", tiles[i : i + 2 * _COLUMNS]) for i in range(0, len(tiles), 2 * _COLUMNS)]
     picture = Picture(
@@ -63,11 +63,11 @@ def confusion(view: View) -> Picture | None:
     chosen = np.sort(np.argsort(-mistakes, kind="stable")[:_CLASSES])
     names, counts = side.names_of(chosen), table[np.ix_(chosen, chosen)]
     shares = 100 * counts / np.maximum(table[chosen].sum(1, keepdims=True), 1)
-    part = f" The {len(names)} of {count} classes that are confused most." * (len(names) < count)
     picture = Picture(
         "confusion",
         "Confusion matrix",
-        f"Of the {side.split} images of a class (a row), per cent that are taken for each.{part}",
+        f"Of the {side.split} images of a class (a row), per cent that are taken for each one; "
+        f"{len(names)} of {count} classes, those that are confused most.",
         (9.6, 8.4),
         {"classes": names, "counts": counts.tolist()},
     )
@@ -79,6 +79,6 @@ def confusion(view: View) -> Picture | None:
     axes.set(xlabel="predicted class", ylabel="class of the image")
     axes.grid(visible=False)
     for row, column in np.argwhere(counts):
-        value, color = shares[row, column], "black" if shares[row, column] > 50 else "white"
-        axes.text(column, row, f"{value:.0f}", size=font, c=color, ha="center", va="center")
+        text, color = f"{shares[row, column]:.0f}", ("white", "black")[shares[row, column] > 50]
+        axes.text(column, row, text, size=font, c=color, ha="center", va="center")
     return picture
