@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from importlib import metadata
@@ -29,16 +28,18 @@ from experiments.core.config import (
     TrainConfig,
     check_config,
     set_options,
+    to_dict,
 )
 from experiments.core.errors import ConfigError, DivergedError, ExperimentError
 from experiments.core.processes import agree, check_shared, is_first, on_first
 from experiments.core.protocol import ClassCounts, Metric, Objective, Outputs, Problem, Protocol
 from experiments.core.storage import check_local, storage_path
 from experiments.data.augment import check_augmentation, describe_augmentation, seen_shape
-from experiments.data.pipeline import RecordImages
+from experiments.data.pipeline import RecordImages, new_images
 from experiments.data.sampling import batch_size_of, draw_batch, parse_strategy
 from experiments.data.selection import labels_of, part_of
 from experiments.datasets import lookup, pinned, plain_name, share_images
+from experiments.evaluation.feature_space import unit_features
 from experiments.models import build_backbone
 from experiments.papers import build_protocol, config_from_dict, config_to_dict
 from experiments.papers.classification import SPLITS, ClassSplit
@@ -170,8 +171,8 @@ def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
     counts = counts_by_split[protocol.splits[0]]
     multi_label = lookup(config.data.name).multi_label
     size = parts[protocol.splits[0]].size if multi_label else int(counts.sum())
-    ways_shots = parse_strategy(sampling.strategy)
-    if sampling.batch_size > size and ways_shots is None:
+    ways_shots, batch_size = parse_strategy(sampling.strategy), _batch_size(plan, size)
+    if batch_size > size and ways_shots is None:
         raise ConfigError(
             f"sampling.batch_size = {sampling.batch_size} must be at most {size}, the training "
             f"images of {config.data.name}; set --sampling.batch-size {size}, or add images"
@@ -179,7 +180,7 @@ def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
     if not multi_label:  # Else, images are not drawn by class.
         index = index_classes(labels_of(counts))
         # Raises if the data cannot give a batch.
-        draw_batch(index, sampling.strategy, sampling.batch_size, seed=config.seed, step=0)
+        draw_batch(index, sampling.strategy, batch_size, seed=config.seed, step=0)
         if ways_shots and (large := (counts >= ways_shots[1]).sum()) < len(counts):
             _warn(
                 f"batches of {sampling.strategy} draw from {large} of {len(counts)} training "
@@ -187,6 +188,14 @@ def prepare_and_count(plan: Plan, folders: Folders) -> ClassCounts:
             )
     protocol.check_data(plan.num_features, counts_by_split)
     return counts_by_split
+
+
+def _batch_size(plan: Plan, size: int) -> int:
+    """The images in a batch: of a small folder of one's own, at most its `size` images."""
+    strategy, wanted = plan.config.sampling.strategy, plan.config.sampling.batch_size
+    if strategy == "random" and wanted > size and lookup(plan.config.data.name).own:
+        return max(size // jax.device_count(), 1) * jax.device_count()
+    return batch_size_of(strategy, wanted)
 
 
 def build_learner(
@@ -234,17 +243,20 @@ def assemble(plan: Plan, folders: Folders, *, mode: ParallelMode = "pmap") -> Pa
     counts_by_split = prepare_and_count(plan, folders)
     trained_on, held_out, _ = protocol.splits
     class_counts, images = counts_by_split[trained_on], protocol.load(folders, trained_on)
-    batch_size = batch_size_of(sampling.strategy, sampling.batch_size)
+    batch_size = _batch_size(plan, len(images.labels))
     steps_per_epoch = len(images.labels) // batch_size
     graphdef, objective, optimizer, state = build_learner(
         plan, class_counts, steps_per_epoch, axis_name=axis_name, mesh=mesh
     )
-    own, names = objective.classifier_state, "\n".join(images.class_names)
-    classes = hashlib.sha256(names.encode()).hexdigest()[:24]
+    own, classes = objective.classifier_state, list(images.class_names)
     origins: list[str] = []
+    if sampling.strategy == "random" and batch_size < (wanted := sampling.batch_size):
+        origins.append(f"Batches have {batch_size} images, not {wanted}: there are no more.")
+        _warn(origins[0])
     if config.model.weights:
         path = storage_path(config.model.weights)
-        state, origins = load_weights(path, state, own, classes, config.data.name)
+        state, lines = load_weights(path, state, own, classes, config.data.name)
+        origins += lines
         split = vars(config.data).get("class_split", "all")
         seen = protocol.splits == SPLITS and seen_in_training(config, config.data.name, split)
         if seen:
@@ -407,7 +419,7 @@ def _with_last(report: dict[str, Any], run: RestoredRun, folders: Folders) -> di
     return report | {"metrics": [*report["metrics"], *metrics], "last": last}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RestoredRun:
     """A checkpoint with all that is needed to use it."""
 
@@ -422,17 +434,29 @@ class RestoredRun:
     notes: list[str]
     """Sentences for the report, on checkpoints that `load_run` found damaged, on initial weights,
     and on another version that trained the run."""
+    class_names: tuple[str, ...] = ()
+    """Of the classes or labels of training."""
+
+    def __repr__(self) -> str:
+        config = self.plan.config
+        classes = f"{len(self.class_counts)} {config.data.name} classes of training"
+        return f"RestoredRun({self.directory}, step {self.step}, {config.loss.name}, {classes})"
+
+    @cached_property
+    def outputs_of(self) -> Callable[..., Outputs]:
+        """The outputs of an `ImageSet`."""
+        parts = self.graphdef, self.objective, self.plan.config.data, self.class_counts
+        return partial(build_outputs(*parts), self.state)
 
     @cached_property
     def outputs(self) -> Callable[..., Outputs]:
         """`outputs(split, folders, most)`, as `features_of`; computed once and then kept."""
-        load, data = self.plan.protocol.load, self.plan.config.data
-        outputs_of = build_outputs(self.graphdef, self.objective, data, self.class_counts)
+        load = self.plan.protocol.load
 
         @cache
         def outputs(split: str, folders: Folders, most: int | None = None) -> Outputs:
             images = load(folders, split)
-            found = outputs_of(self.state, part_of(images, most) if most else images)
+            found = self.outputs_of(part_of(images, most) if most else images)
             found.features.flags.writeable = False  # Later evaluations use them, too.
             return found
 
@@ -476,7 +500,7 @@ def _restore(path: Path, which: str, plan: Plan | None = None) -> RestoredRun:
         notes += [f"Trained with jaxloss {code['version']}, commit {code['commit']}."]
     state, value, directory = found.fill(shapes), found.validation, run_folder(path)
     parts = graphdef, objective, state, found.step, class_counts, value, notes
-    return RestoredRun(directory, plan, *parts)
+    return RestoredRun(directory, plan, *parts, tuple(meta["classes"]))
 
 
 def config_of_run(path: Path) -> TrainConfig:
@@ -485,27 +509,67 @@ def config_of_run(path: Path) -> TrainConfig:
         return config_from_dict(checkpoints.newest_meta()["config"])
 
 
+def evaluation_of_run(path: Path) -> dict[str, str]:
+    """The options of the evaluation of a run, and their values."""
+    values = flatten_dict(to_dict(config_of_run(path)), sep=".")
+    own = {n: v for n, v in values.items() if n.startswith(("evaluation.", "fine_tuning."))}
+    return {n: "+".join(map(str, v)) if isinstance(v, list) else f"{v}" for n, v in own.items()}
+
+
 def features_of(
     run: RestoredRun,
-    split: str | None = None,
+    split: Any = None,
     *,
     folders: Folders = Folders(),
     most: int | None = None,
 ) -> Outputs:
-    """What a run computes for the images of a split, as NumPy arrays.
+    """What a run computes for the images of a split, or for new ones, as NumPy arrays.
 
     Images are cropped and normalised as in training, and not augmented. With several processes, all
-    of them call this. Raises a `DivergedError` where a feature is not finite.
+    of them call this. Raises a `DivergedError` where a feature is not finite, and an
+    `ExperimentError` that names the file where a new image cannot be read.
 
     Args:
       split: One of the run's protocol, such as `base`, `validation` and `novel`, or `train`,
-        `validation` and `test`. Default: the one for evaluation.
+        `validation` and `test`. Default: the one for evaluation. Or new images: paths of files or
+        folders, one or a list, or uint8 `[n, h, w, 1 or 3]`. They are resized as the images of the
+        data set; their labels are −1, and their class names those of training.
       folders: Where the data is.
       most: Of more images, a random part, always the same. Default: all images.
     """
     if most is not None and (type(most) is not int or most < 1):
         raise ConfigError(f"most must be a whole number from 1, or None for all images, got {most}")
-    return run.outputs(split_of(run.plan, split), folders, most)
+    plan, is_name = run.plan, split is None or isinstance(split, str)
+    if is_name and (split in (None, *plan.protocol.splits) or not os.path.exists(str(split))):
+        return run.outputs(split_of(plan, split), folders, most)
+    images = new_images(plan.config.data.name, split, run.class_names)
+    return run.outputs_of(part_of(images, most) if most else images)
+
+
+def predict(run: RestoredRun, images: Any, *, folders: Folders = Folders()) -> Iterator[str]:
+    """A line for each new image of `features_of`: the three most probable classes.
+
+    Of several labels, those of the largest logits. Of a run for other classes than those of
+    training, or without a classifier: the three training images of the largest cosine.
+    """
+    from scipy.special import softmax  # Slow to import.
+
+    protocol: Any = run.plan.protocol
+    found, names = features_of(run, images), run.class_names
+    if run.objective.classifier_state is None or protocol.splits != SPLITS:
+        trained = features_of(run, protocol.splits[0], folders=folders, most=10_000)
+        scores = unit_features(found.features) @ unit_features(trained.features).T
+        places = range(len(trained.labels)) if trained.files is None else trained.files
+        own = zip(trained.labels, places, strict=True)
+        names, shown = [f"{trained.class_names[c]} ({at})" for c, at in own], "{1} {0:.2f}"
+    elif found.labels.ndim == 2:
+        scores, shown = found.logits(), "{1} {0:.1f}"
+    else:
+        scores, shown = softmax(protocol.calibrated(found), axis=1), "{1} {0:.1%}"
+    for row, values in enumerate(scores):
+        best = np.argsort(-values, kind="stable")[:3]
+        words = ", ".join(shown.format(values[c], names[c]) for c in best)
+        yield f"{row if found.files is None else found.files[row]}: {words}"
 
 
 def evaluate(
@@ -554,11 +618,9 @@ def data_notes(name: str) -> list[str]:
 def split_of(plan: Plan, split: str | None) -> str:
     """A split of a protocol, by default the one for evaluation; raises a `ConfigError`."""
     splits = plan.protocol.splits
-    split = split or splits[-1]
+    name, split = plan.config.preset or plan.config.protocol, split or splits[-1]
     if split not in splits:
-        raise ConfigError(
-            f"protocol {plan.config.protocol} has no split {split!r}; it has {', '.join(splits)}"
-        )
+        raise ConfigError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
     return split
 
 
@@ -569,9 +631,8 @@ def with_evaluation(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainC
     for name in overrides:
         if name.replace("-", "_").partition(".")[0] not in sections:
             there = f"the options of {', '.join(sections)}" if sections else "no options"
-            raise ConfigError(
-                f"the evaluation of protocol {config.protocol} has no {name}; it has {there}"
-            )
+            of = config.preset or config.protocol
+            raise ConfigError(f"the evaluation of {of} has no {name}; it has {there}")
     config = set_options(config, overrides)
     check_config(config)
     return config

@@ -230,7 +230,8 @@ def _stream(tag: int, seed: int, step: int) -> np.random.Philox:
 
 def _check(name: str, number: Any, least: int) -> None:
     if isinstance(number, bool) or not isinstance(number, int | np.integer):
-        raise TypeError(f"`{name}` must be an integer, got {type(number).__name__}")
+        hint = "; draw batches outside of `jax.jit`" * type(number).__name__.endswith("Tracer")
+        raise TypeError(f"`{name}` must be an integer, got {type(number).__name__}{hint}")
     if not least <= number < 2**64:
         raise ValueError(f"`{name}` must be an integer from {least} on, got {number}")
 

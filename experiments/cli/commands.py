@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -86,6 +87,8 @@ class Train:
         report = train(config, directory=directory, command=typed, **how)
         print(report_text(build_protocol(config), report))
         print(f"\nreport: {directory / 'report.md'}")
+        if "diverged" not in report:
+            print(f"pictures: python -m experiments look {shlex.quote(str(directory))}")
         return 3 if "diverged" in report else 0
 
 
@@ -154,18 +157,24 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class OfCheckpoint:
-    """A checkpoint of a trained run, and the split that it is used on."""
+class OfRun:
+    """A checkpoint of a trained run."""
 
     directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory, or its folder of checkpoints."""
+    checkpoint: str = "best"
+    """`best` by validation (of equal ones, the latest), `latest`, or the number of a step."""
+    folders: DataFolders = field(default_factory=Folders)
+
+
+@dataclass(frozen=True)
+class OfCheckpoint(OfRun):
+    """A checkpoint of a trained run, and the split that it is used on."""
+
     split: Annotated[
         str | None, tyro.conf.arg(metavar="SPLIT", help_behavior_hint="(default: novel or test)")
     ] = None
     """base, validation or novel classes; without held-out classes: train, validation or test."""
-    checkpoint: str = "best"
-    """`best` by validation (of equal ones, the latest), `latest`, or the number of a step."""
-    folders: DataFolders = field(default_factory=Folders)
 
 
 @dataclass(frozen=True)
@@ -287,6 +296,30 @@ class Look(OfCheckpoint):
         )
         print(f"wrote {page}, which contains all pictures; and, in its folder:")
         print(", ".join(path.name for path in others))
+        return 0
+
+
+@dataclass(frozen=True)
+class Predict(OfRun):
+    """Print the most probable classes of new images, or the training images that are nearest.
+
+    A line for each image: the three most probable classes; of several labels, those of the largest
+    logits; of runs for new classes, or without a classifier, the three training images of the
+    largest cosine, and their classes.
+    """
+
+    images: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE ...")
+    ] = ()
+    """Images, or folders with images."""
+
+    def run(self, typed: str) -> int:
+        """Prints a line for each image."""
+        from experiments.run import load_run, predict
+
+        run = load_run(self.directory, self.checkpoint)
+        for line in predict(run, self.images, folders=self.folders):
+            print(line)
         return 0
 
 
@@ -458,6 +491,9 @@ class Compile:
 
 COMMANDS: dict[str, Any] = {
     kind.__name__.lower(): kind
-    for kind in (Train, Evaluate, Linear, Look, Sweep, Power, Datasets, Prepare, Benchmark, Compile)
+    for kind in (
+        *(Train, Evaluate, Linear, Look, Predict, Sweep, Power, Datasets, Prepare, Benchmark),
+        Compile,
+    )
 }
 """The type of every command."""

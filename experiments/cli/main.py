@@ -18,17 +18,12 @@ import jax
 import tyro
 
 from experiments.cli.commands import COMMANDS
-from experiments.core.errors import ConfigError, reason_of, unknown
+from experiments.core.errors import reason_of, unknown
 from experiments.core.processes import Interrupted, is_first, run_together
-from experiments.core.storage import cache_folder
+from experiments.core.storage import cache_folder, storage_path
 from experiments.core.terminal import Terminal
 
 _HELP = ("-h", "--help")
-_REMOVED = {
-    "compare": "use sweep PRESET --over loss.name=sce,sce+nca sampling.strategy=random,32x4",
-    "settings": "use train PRESET --help",
-}
-"""Commands of earlier versions."""
 
 
 def parse(words: Sequence[str]) -> Any:
@@ -40,11 +35,14 @@ def parse(words: Sequence[str]) -> Any:
     name, *options = words or _HELP
     if name in _HELP:
         _print_help("COMMAND", {name: kind.__doc__ for name, kind in COMMANDS.items()})
-    if name in _REMOVED:
-        raise ConfigError(f"this version has no command {name}; {_REMOVED[name]}")
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
     kind, start = COMMANDS[name], {}
+    if name == "evaluate" and len(options) == 2 and options[1] in _HELP:
+        from experiments.run import evaluation_of_run
+
+        if own := evaluation_of_run(storage_path(options[0])):  # Else the help of the command.
+            _print_help(f"evaluate {options[0]} --set OPTION=VALUE", own)
     if "config" in {field.name for field in fields(kind)}:
         from experiments.papers.presets import PRESETS, find_preset
 

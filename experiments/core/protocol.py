@@ -56,6 +56,8 @@ class ImageSet:
     """int32 [n], 0 to C−1 within the split, ascending; or, where an image has any number of
     labels, int8 [n, C]: 1, 0, or −1 where that is unknown."""
     class_names: tuple[str, ...]
+    files: np.ndarray | None = None
+    """The path of every image, text [n], of a folder of one's own; else None."""
 
 
 ClassCounts: TypeAlias = Mapping[str, np.ndarray]
@@ -148,7 +150,7 @@ class Outputs(NamedTuple):
     features: np.ndarray
     """float32 [n, d], finite."""
     labels: np.ndarray
-    """Integers [n], or [n, C] where an image has any number of labels."""
+    """Integers [n], or [n, C] where an image has any number of labels; of new images −1."""
     logits: Callable[[], np.ndarray]
     """float32 [n, C], as `Objective.logits`; computed on request."""
     class_counts: np.ndarray
@@ -161,6 +163,12 @@ class Outputs(NamedTuple):
     """The name of every label."""
     images: Any = None
     """Reads the images of rows [k], uint8 [k, h, w, c]; photographs as evaluation crops them."""
+    files: np.ndarray | None = None
+    """The path of every image, text [n], where it is a file of yours; else None."""
+
+    def __repr__(self) -> str:
+        shapes = f"features {self.features.shape}, labels {self.labels.shape}"
+        return f"Outputs({shapes}, {len(self.class_names)} class names; logits(), images, files)"
 
 
 OutputsOf: TypeAlias = Callable[[str], Outputs]

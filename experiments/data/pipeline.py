@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import logging
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +21,12 @@ from PIL import Image
 from experiments.core.errors import ConfigError
 from experiments.core.protocol import ImageSet, Photographs
 from experiments.datasets import lookup
-from experiments.datasets.archives import DamagedArchiveError
+from experiments.datasets.archives import DamagedArchiveError, readable
+from experiments.datasets.files import is_image, left_out, list_files
+from experiments.datasets.images import SourceImage, of_every_image
 from experiments.datasets.preparation import Prepared, prepare, read_labels
+
+_log = logging.getLogger(__name__)
 
 _MEMORY_LIMIT = 8 * 2**30
 """Default upper limit of the pixels of a split in memory, in bytes."""
@@ -124,7 +131,49 @@ def load_split(
         memory_limit = min(psutil.virtual_memory().available // 4, _MEMORY_LIMIT)
     if np.prod(images.shape) <= memory_limit:
         images = images[:]
-    return ImageSet(images, labels, class_names)
+    names = [path for part in split.split("+") for path in found.dataset.files.get(part, ())]
+    files = np.array(names, object)[order] if names else None
+    return ImageSet(images, labels, class_names, files)
+
+
+def new_images(name: str, images: Any, class_names: tuple[str, ...]) -> ImageSet:
+    """Images without labels, resized as those of the data set `name`.
+
+    They are uint8 [n, h, w, 1 or 3], or paths of files and folders, one or several; of a folder,
+    all images, also in its subfolders. A `DamagedArchiveError` names what cannot be read.
+    """
+    files, dtype = None, getattr(images, "dtype", np.dtype(object))
+    if dtype.kind not in "OU":
+        if dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
+            given = f"{dtype} {list(images.shape)}"
+            raise ConfigError(f"new images must be uint8 [n, h, w, 1 or 3], or paths; got {given}")
+        of = [SourceImage(row, f"image {i}") for i, row in enumerate(np.asarray(images))]
+    else:
+        given = [images] if isinstance(images, str | os.PathLike) else images
+        files = [file for path in map(Path, given) for file in _images_of(path.expanduser())]
+        of = [SourceImage(file, readable(file)) for file in files]
+        files = np.array([str(file) for file in files], object)
+    if not of:
+        raise ConfigError("there is no image; give JPEG or PNG files, folders with some, or arrays")
+    dataset = lookup(name)
+    stored = [{"image": encoded} for encoded in of_every_image(dataset.encode, of)]
+    source = SimpleNamespace(__getitems__=lambda rows: [stored[row] for row in rows])
+    table = RecordImages(source, dataset, Path(), np.arange(len(stored)))
+    labels = np.full(len(stored), -1, np.int32)
+    if dataset.multi_label:
+        labels = np.full((len(stored), len(class_names)), -1, np.int8)
+    return ImageSet(table, labels, class_names, files)
+
+
+def _images_of(path: Path) -> list[Path]:
+    """The images of a folder, sorted, or the file; the log says what is left out."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(list_files(path))
+    images = [file for file in found if is_image(file.name)]
+    for line in left_out({*found} - {*images}, path, "file", "without an image"):
+        _log.warning("%s: %s", readable(path), line)
+    return images
 
 
 def _labelled(

@@ -151,7 +151,8 @@ def some_rows(count: int, most: int) -> np.ndarray:
 def part_of(images: ImageSet, most: int) -> ImageSet:
     """The images of `some_rows`; they are read when they are indexed."""
     rows = some_rows(len(images.labels), most)
-    return ImageSet(_Rows(images.images, rows), images.labels[rows], images.class_names)
+    files = None if images.files is None else images.files[rows]
+    return ImageSet(_Rows(images.images, rows), images.labels[rows], images.class_names, files)
 
 
 class _Rows:

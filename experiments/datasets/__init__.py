@@ -50,8 +50,9 @@ def lookup(name: str) -> Dataset:
     if is_own(name):
         return folder.own_dataset(name)
     if plain not in DATASETS:
-        if "/" in name or Path(name).expanduser().is_dir():
-            raise ConfigError(f"no data set {name}; for images of your own, set {PREFIX}{name}")
+        if name == "folder" or "/" in name or Path(name).expanduser().is_dir():
+            path = "PATH" if name == "folder" else name
+            raise ConfigError(f"no data set {name}; for images of your own, set {PREFIX}{path}")
         own = f"{PREFIX}PATH has images of your own"
         raise unknown("data set", plain, DATASETS, f"available: {', '.join(DATASETS)}; {own}")
     dataset = DATASETS[plain]

@@ -57,7 +57,10 @@ def reading(source: Path | str, kind: str) -> Iterator[None]:
     except Exception as error:
         if full_disk(error):  # Of what is unpacked.
             raise
-        why = f"{type(error).__name__}: {str(error)[:300]}"
+        of_system = isinstance(error, OSError) and error.strerror
+        words = str(error).replace(f" {str(source)!r}", "")[:300]
+        hint = "; convert it to JPEG or PNG" * words.startswith("cannot identify image")
+        why = of_system or f"{type(error).__name__}: {words}{hint}"
         raise DamagedArchiveError(f"{source} is not a readable {kind}: {why}") from error
 
 

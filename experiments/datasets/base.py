@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from experiments.datasets.archives import MissingArchiveError, reading
-from experiments.datasets.images import LONGEST, Encoding
+from experiments.datasets.images import LONGEST, Encoding, SourceImage, encode
 from experiments.datasets.layouts import Layout, SearchPath, class_folders
 
 
@@ -62,6 +62,8 @@ class Dataset:
     """Further lines for `datasets NAME`."""
     verify: Callable[[], None] = lambda: None
     """Raises a `DamagedArchiveError` if the files are no longer those that were read before."""
+    files: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of a folder of one's own: the path of every image, by split, in the order of the records."""
 
     @property
     def few_shot(self) -> bool:
@@ -73,6 +75,11 @@ class Dataset:
         """Height, width and channels of an array that holds any of the images."""
         height, width, channels = self.image_shape
         return height, LONGEST * width if self.whole else width, channels
+
+    def encode(self, image: SourceImage) -> bytes:
+        """An image as the data set stores it."""
+        how = {option: vars(self)[option] for option in ("whole", "encoding", "background", "bits")}
+        return encode(image, self.image_shape, **how)
 
     def search_path(self, manual_dir: Path, scratch: Path = Path()) -> SearchPath:
         """The folders in which the files are looked up, below that of downloaded archives."""

@@ -76,7 +76,8 @@ def left_out(paths: Iterable[Path], folder: Path, noun: str, why: str) -> list[s
     names = sorted(readable(path.relative_to(folder)) for path in paths)
     count = f"{len(names)} {noun}" + "s" * (len(names) > 1)
     shown = ", ".join(names[:10]) + ", …" * (len(names) > 10)
-    return [f"left out {count} {why}: {shown}"] if names else []
+    heic = "; convert HEIC to JPEG" * any(re.search(r"(?i)\.hei[cf]$", name) for name in names)
+    return [f"left out {count} {why}: {shown}{heic}"] if names else []
 
 
 def class_name(folder: Path) -> str:

@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
+from urllib.parse import unquote_to_bytes as unquote
 
 import numpy as np
 from PIL import Image, ImageColor
@@ -195,6 +197,10 @@ def own_dataset(name: str) -> Dataset:
         encoding="png" if size <= _LOSSLESS_SIDE else "jpeg",
         argument=f"{PREFIX}{own.path}",
         own=True,
+        files={
+            split: [os.path.normpath(own.path / os.fsdecode(unquote(name))) for name in names]
+            for split, names in dataset.files.items()
+        },
         details=(*dataset.details, *dataset.remarks, *(listing.left_out if listing else ())),
         verify=verify,
     )
@@ -226,8 +232,11 @@ def _examine_again(
     listing = _list(path)
     check_splits(listing.splits)
     key = listing.key(colour)
-    if (dataset := _remembered(key)) is None:
+    if (dataset := _remembered(key)) is None or not dataset.files:
         facts = _measure(listing, colour or "white")
+        # Quoted, because a name need not be UTF-8.
+        relative = ((split, os.path.relpath(file, path)) for split, _, file in listing.files)
+        facts["files"] = grouped((split, quote(os.fsencode(name))) for split, name in relative)
         dataset = Dataset(layouts=(), **facts)
         if listing.key(colour) == key:
             with contextlib.suppress(OSError):  # They only save time.
@@ -285,7 +294,7 @@ def _list(path: Path) -> _Listing:
             folder = readable(parts[split])
             raise ConfigError(
                 f"{folder} has no folder of images; put the images of each class, as JPEG or PNG, "
-                f"into a folder: {folder}/CLASS/NAME.jpg"
+                f"into a folder: {folder}/CLASS/NAME.jpg. {'; '.join(lines)}".removesuffix(". ")
             )
     return _listing(path, images, lines)
 

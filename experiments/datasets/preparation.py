@@ -26,7 +26,7 @@ from experiments.core.storage import (
 )
 from experiments.datasets.archives import DamagedArchiveError, MissingArchiveError
 from experiments.datasets.base import Dataset
-from experiments.datasets.images import encode, of_every_image
+from experiments.datasets.images import of_every_image
 from experiments.datasets.splits import MultiLabelSplit, check_splits
 
 _log = logging.getLogger(__name__)
@@ -95,14 +95,7 @@ def _write(dataset: Dataset, folder: Path, manual_dir: Path) -> None:
         read, size = split.open(), 0
 
         def record(item: tuple[Any, Any], read: Callable = read) -> bytes:
-            content = encode(
-                read(item[0]),
-                dataset.image_shape,
-                whole=dataset.whole,
-                encoding=dataset.encoding,
-                background=dataset.background,
-                bits=dataset.bits,
-            )
+            content = dataset.encode(read(item[0]))
             example = features.encode_example({"image": io.BytesIO(content), name: item[1]})
             return features.serialize_example(example)
 

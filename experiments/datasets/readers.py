@@ -51,7 +51,7 @@ def multi_hot(own: Sequence[Iterable[Any]], names: Sequence[Any]) -> np.ndarray:
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file."""
-    with reading(readable(path), "text in UTF-8 (in Excel, save as `CSV UTF-8`)"):
+    with reading(readable(path), "text in UTF-8 (save it as UTF-8; in Excel, as `CSV UTF-8`)"):
         return regular(path).read_text("utf-8-sig").removesuffix("\n").split("\n")
 
 

@@ -10,6 +10,7 @@ from experiments.core.config import Folders
 from experiments.core.errors import ConfigError
 from experiments.look.charts import by_class, reliability, similarity, spectrum, training
 from experiments.look.images import class_map, hard_episodes, neighbours, overview
+from experiments.look.mistakes import confusion, wrong_images
 from experiments.look.page import write_page
 from experiments.look.view import view_run
 from experiments.reporting.run import describe_run, version_text
@@ -18,7 +19,7 @@ from experiments.run import data_notes, load_run, split_of
 
 DRAWN = (
     *(overview, class_map, neighbours, similarity, by_class),
-    *(hard_episodes, spectrum, reliability, training),
+    *(wrong_images, confusion, hard_episodes, spectrum, reliability, training),
 )
 """Every picture in the order of the page; None where it does not apply."""
 

@@ -113,16 +113,20 @@ class Classification(Protocol):
         return {
             "result": result,
             "metrics": measured(_METRICS[: len(values)], values),
+            # Of always predicting the class with the most training images.
+            "chance": float((outputs.labels == outputs.class_counts.argmax()).mean()),
             "train_samples": int(outputs.class_counts.sum()),
             "classes": len(outputs.class_counts),
         }
 
     def report(self, results: dict[str, Any]) -> list[str]:
+        _, accuracy, *others = results["metrics"]  # The error is 100 % less the accuracy.
+        chance = Metric("chance").measured(results["chance"])
         return [
             f"{results['classes']} classes, {results['train_samples']} training images, "
             f"{results['result']['samples']} {results['split']} images",
             "",
-            *metrics_table(results["metrics"]),
+            *metrics_table([accuracy, chance, *others]),
         ]
 
 
@@ -175,8 +179,8 @@ def stored_splits(name: str) -> tuple[str, str | None]:
     """The stored splits for training and validation, and the one for test if there is one."""
     if lookup(name).multi_label:
         raise ConfigError(
-            f"data.name = {name} has any number of labels per image, and classification needs one; "
-            "choose a preset of several labels, such as folder-labels"
+            f"data.name = {name} has any number of labels per image, and this preset needs one; "
+            "choose the preset folder-labels, or name the column of the CSV file label"
         )
     splits = tuple(lookup(name).classes)
     if "novel" in splits or splits == ("train",):

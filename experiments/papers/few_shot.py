@@ -195,7 +195,8 @@ class FewShot(NovelClasses):
         values = {found["name"]: found["value"] for found in results["metrics"]}
         retrieval = (f"{m.name} {format_value(values[m.name], '%', digits=2)} %" for m in RETRIEVAL)
         lines = [
-            f"{evaluation['ways']}-way, {evaluation['queries']} queries per class, nearest "
+            f"{evaluation['ways']}-way (chance: {100 / evaluation['ways']:.0f} %), "
+            f"{evaluation['queries']} queries per class, nearest "
             f"prototype ({' and '.join(dict.fromkeys(evaluation['distances']))})",
             "",
             *episodes_table(results["results"]),

@@ -221,11 +221,12 @@ class NovelClasses(Protocol):
             )
         available = sum(classes.get(split, 0) for split in self._base_splits().split("+"))
         if drawn:
-            available = max(classes.values()) - (not novel)
+            available = max(classes.values()) - (0 if novel else 2)
         if drawn and available < 2:
             raise ConfigError(
-                f"{name} has {max(classes.values())} classes, and few-shot evaluation needs 3 or "
-                "more: two base classes and a novel one; add classes, or choose the preset folder"
+                f"{name} has {max(classes.values())} classes, and few-shot evaluation needs at "
+                "least four classes, two base and two novel ones; add classes, or choose the "
+                "preset folder"
             )
         if number == 1 or 0 < available < number:
             raise ConfigError(
@@ -255,10 +256,12 @@ class NovelClasses(Protocol):
             try:
                 found = episode_classes(counts, evaluation.ways, number, evaluation.queries)
             except ConfigError as error:
-                reason = str(error).removeprefix("evaluation: ")
+                reason, ways = str(error).removeprefix("evaluation: "), evaluation.ways
+                large = int((counts >= number + evaluation.queries).sum())
+                fits = f"pass --evaluation.ways {large}, or" if 1 < large < ways else "pass"
                 raise ConfigError(
-                    f"the {classes} do not give the evaluation: {reason}; lower evaluation.ways, "
-                    "evaluation.shots or evaluation.queries"
+                    f"the {classes} do not give the evaluation: {reason}; {fits} a smaller "
+                    "--evaluation.queries, --evaluation.shots or --evaluation.ways"
                 ) from error
             if len(found) < len(counts) and is_first():
                 _log.warning(

@@ -1,15 +1,16 @@
-"""Protocol B: classification with group softmax (Kobayashi, WACV 2021)."""
+"""Protocol B: classification with group softmax (Kobayashi, WACV 2021), and with other losses."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 import jaxloss
 from experiments.core.config import Count, NamedLoss, TrainConfig
@@ -21,15 +22,25 @@ from experiments.papers.classification import (
     Classification,
     ClassificationData,
     head_logits,
+    init_kernel,
     init_linear_head,
+    objective_of_logits,
     train_accuracy,
 )
+from experiments.papers.integration import METRIC_NAMES, WITH_PROXIES, IntegratedLoss, build_loss
+from experiments.papers.integration import label as integrated_label
 
 _RANDOM_GROUPS = 4
 """Stream of the run's seed that random groups are drawn from."""
 
-_Name = Literal["softmax", "tight", "loose"]
-_LABELS: dict[_Name, str] = {"softmax": "Softmax", "tight": "Tight", "loose": "Loose"}
+_GROUPED = {"softmax": "Softmax", "tight": "Tight", "loose": "Loose"}
+_MARGINS = {"arcface": {"angular_margin": 0.5}, "cosface": {"margin": 0.35}}
+_SCALE = 64.0
+"""Of the cosines of `_MARGINS`, whose values are those of ArcFace and CosFace (CVPR 2019, 2018)."""
+if TYPE_CHECKING:
+    _Name: TypeAlias = str
+else:
+    _Name = Literal[(*_GROUPED, *_MARGINS, *METRIC_NAMES)]
 
 
 @dataclass(frozen=True)
@@ -37,13 +48,15 @@ class GroupLoss(NamedLoss):
     """What is minimised."""
 
     name: _Name = "loose"
-    """Softmax cross-entropy, or group softmax in its tight (type I) or loose (type II) form."""
+    """Softmax cross-entropy, group softmax in its tight (type I) or loose (type II) form, softmax
+    of cosines with a margin, or a metric loss, as in protocol A, beside a linear classifier whose
+    gradient does not reach the features. Sums of losses: preset folder-few-shot."""
     num_groups: Count = 4
     """Groups G of features; ignored by softmax, unless --loss.log-bounds is set."""
     grouping: Literal["discriminative", "contiguous", "random"] = "discriminative"
     """Features grouped by how much they favour the class, by index, or at random in every step."""
     log_bounds: bool = False
-    """Log softmax_loss, tight_loss and loose_loss of every batch (Proposition 1)."""
+    """With these losses, log softmax_loss, tight_loss and loose_loss of batches (Proposition 1)."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +74,8 @@ class GroupSoftmax(Classification):
     def __init__(self, config: GroupSoftmaxConfig):
         super().__init__(config.data, label(config.loss))
         self.options = config.loss
-        self.has_groups = self.options.name != "softmax" or self.options.log_bounds
+        self.has_groups = self.options.name in ("tight", "loose") or self.options.log_bounds
+        self.compares_samples = self.options.name in METRIC_NAMES
 
         @jax.jit
         @jax.grad
@@ -89,6 +103,10 @@ class GroupSoftmax(Classification):
 
     def objective(self, problem: Problem) -> Objective:
         options, has_groups = self.options, self.has_groups
+        if options.name in _MARGINS:
+            return _with_margin(problem, _MARGINS[options.name])
+        if options.name in METRIC_NAMES:
+            return _beside_a_classifier(problem, options.name)
         is_random = has_groups and options.grouping == "random"
         key = jax.random.fold_in(jax.random.key(problem.seed), _RANDOM_GROUPS)
 
@@ -112,8 +130,8 @@ class GroupSoftmax(Classification):
             if name == "softmax":
                 logits = jaxloss.linear_logits(features, kernel, bias)
                 return jaxloss.softmax_loss(logits, labels, axis_name=axis_name)
-            grouped: Any = {"num_groups": options.num_groups, "groups": groups}
-            return jaxloss.group_softmax_loss(*batch, **grouped, bound=name, axis_name=axis_name)
+            grouped: Any = {"num_groups": options.num_groups, "groups": groups, "bound": name}
+            return jaxloss.group_softmax_loss(*batch, **grouped, axis_name=axis_name)
 
         def loss(features, labels, head, step):
             batch = features, labels, head["kernel"], head["bias"]
@@ -121,7 +139,7 @@ class GroupSoftmax(Classification):
             value = loss_of(options.name, batch, groups, problem.axis_name)
             means = train_accuracy(head_logits(features, head, step), labels)
             if options.log_bounds:
-                means |= {f"{name}_loss": loss_of(name, batch, groups, None) for name in _LABELS}
+                means |= {f"{name}_loss": loss_of(name, batch, groups, None) for name in _GROUPED}
             return Loss(value, step + 1 if is_random else step, means)
 
         # Discriminative groups of an untrained classifier have large logits of opposite signs at
@@ -132,9 +150,38 @@ class GroupSoftmax(Classification):
         return Objective(init_head, loss, head_logits, init_state)
 
 
+def _with_margin(problem: Problem, margins: Mapping[str, float]) -> Objective:
+    def logits(features, head, objective_state):
+        return _SCALE * jaxloss.cosine_logits(features, head["kernel"])
+
+    def loss_of(logits: Array, labels: Array) -> Array:
+        how: Any = {"scale": _SCALE, "axis_name": problem.axis_name, **margins}
+        return jaxloss.margin_softmax_loss(logits / _SCALE, labels, **how)
+
+    return objective_of_logits(partial(init_kernel, problem), logits, loss_of)
+
+
+def _beside_a_classifier(problem: Problem, name: str) -> Objective:
+    """A metric loss; proxies are parameters of their own."""
+    metric = build_loss(IntegratedLoss(name=name, temperature=1 / 8), problem)
+
+    def init_head(key):
+        proxies = {"proxies": init_kernel(problem, key)["kernel"]} if name in WITH_PROXIES else {}
+        return init_linear_head(problem, key) | proxies
+
+    def loss(features, labels, head, objective_state):
+        logits = head_logits(lax.stop_gradient(features), head, objective_state)
+        value = metric(features, labels, head.get("proxies", head["kernel"]), head["bias"])
+        value += jaxloss.softmax_loss(logits, labels, axis_name=problem.axis_name)
+        return Loss(value, objective_state, train_accuracy(logits, labels))
+
+    return Objective(init_head, loss, head_logits)
+
+
 def label(options: GroupLoss) -> str:
     """The loss and its groups, for tables."""
-    if options.name == "softmax":
-        return _LABELS["softmax"]
+    names = {**_GROUPED, "arcface": "ArcFace", "cosface": "CosFace"}
+    if options.name not in ("tight", "loose"):
+        return names.get(options.name) or integrated_label(options.name)
     grouping = "" if options.grouping == "discriminative" else f", {options.grouping}"
-    return f"{_LABELS[options.name]}, G = {options.num_groups}{grouping}"
+    return f"{_GROUPED[options.name]}, G = {options.num_groups}{grouping}"

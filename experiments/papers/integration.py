@@ -37,6 +37,8 @@ def _sums(classifications: Iterable[str], metrics: Iterable[str]) -> tuple[str, 
     return tuple(f"{operator}{one}+{metric}" for operator, one, metric in parts)
 
 
+METRIC_NAMES = (*_OF_THE_PAPER, *_OF_UNIT_VECTORS, *WITH_PROXIES)
+"""The single metric losses."""
 PAPER_NAMES = (*_CLASSIFICATION, *_OF_THE_PAPER, *_sums(_CLASSIFICATION, _OF_THE_PAPER))
 """The losses of the paper in the order of its tables."""
 NAMES = (*PAPER_NAMES, *_OF_UNIT_VECTORS, *_sums(["sce"], _OF_UNIT_VECTORS), *WITH_PROXIES)

@@ -160,9 +160,9 @@ class MultiLabel(Protocol):
         data, dataset, holdout = self.data, lookup(self.data.name), self.data.holdout
         if not dataset.multi_label:
             raise ConfigError(
-                f"data.name = {data.name} has one class per image, and multi-label classification "
-                "needs images with any number of labels; choose the preset folder, or list them in "
-                "a CSV file with the columns file,labels"
+                f"data.name = {data.name} has one class per image, and this preset needs images "
+                "with any number of labels; choose the preset folder (new classes: "
+                "folder-few-shot), or list them in a CSV file with the columns file,labels"
             )
         has_validation = "validation" in dataset.classes
         if data.train_on != "train" and not has_validation:

@@ -249,7 +249,8 @@ class NegativeMargin(NovelClasses):
         columns += [_SHARE_OF_EQ_10] * bool(shares)
         inverted = f"; {_SHARE_OF_EQ_10}: the share with which it gives D_intra" if shares else ""
         lines = [
-            f"{evaluation['ways']}-way, {evaluation['queries']} queries per class, "
+            f"{evaluation['ways']}-way (chance: {100 / evaluation['ways']:.0f} %), "
+            f"{evaluation['queries']} queries per class, "
             f"{tuning['passes']} passes of fine-tuning a {evaluation['classifier']} classifier",
             "",
             *episodes_table(results["results"]),

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINTS_FOLDER = "checkpoints"
 
-_FORMAT = 5
+_FORMAT = 6
 _TRASH = ".trash"
 
 

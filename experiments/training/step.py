@@ -224,7 +224,8 @@ def build_outputs(
             return found
 
         own = class_counts, state.objective_state, head
-        return Outputs(features, images.labels, logits, *own, images.class_names, read)
+        names = images.class_names, read, images.files
+        return Outputs(features, images.labels, logits, *own, *names)
 
     return outputs
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def load_weights(
     path: Path,
     state: TrainState,
     own: Collection[str] | None = (),
-    classes: str = "",
+    classes: Sequence[str] = (),
     data: str = "",
 ) -> tuple[TrainState, list[str]]:
     """A first state with the backbone of a file or another run, and its classifier if it fits.

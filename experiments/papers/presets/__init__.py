@@ -10,7 +10,7 @@ commands, and how settings were chosen. Other photographs have not been run here
 
 import dataclasses
 
-from experiments.core.errors import ConfigError, unknown
+from experiments.core.errors import unknown
 from experiments.papers.presets import (
     few_shot,
     folder,
@@ -30,15 +30,9 @@ PRESETS: dict[str, Preset] = {
 }
 """Every preset by its name, protocol by protocol."""
 
-_REMOVED = {"icons-names": "two_towers.md", "icons-instances": "million_classes.md"}
-"""Presets of earlier versions, and the recipe in place of each."""
-
 
 def find_preset(name: str) -> Preset:
     """The preset of a name; a `ConfigError` if there is none."""
-    if name in _REMOVED:
-        recipe = f"docs/recipes/{_REMOVED[name]} does the same with the library"
-        raise ConfigError(f"this version has no preset {name}; {recipe}")
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]
