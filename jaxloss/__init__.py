@@ -5,7 +5,9 @@ come third, where the loss needs them. A loss of two views takes both, and no la
 arguments are keyword-only.
 
 Shapes use these letters: n samples, m references, d features, C classes, K sub-centres of a class,
-M prototypes, G groups.
+M prototypes, G groups. In losses of logits `[n, C]` and in `classifier_loss`, n may stand for any
+number of axes, as in logits `[batch, time, C]` with labels `[batch, time]`: the samples are those
+of all of them, and `"none"` gives `[batch, time]`. On a mesh, each may be sharded.
 
 Common keywords:
   where: bool `[n]`. False marks padding. A padded sample has no effect, not even as a reference or
@@ -55,7 +57,8 @@ Labels:
 
 Targets:
   Multi-label targets are bool, integers or floats `[n, C]`: above 0 positive, 0 negative, below 0
-  unknown. An unknown class has no effect.
+  unknown. An unknown class has no effect. Soft targets of `softmax_loss` and `classifier_loss` are
+  floats `[n, C]`, the shares of a sample's classes: one below 0 gives NaN.
 
 Hyperparameters:
   A temperature, a margin and the like are Python numbers or scalar arrays. A traced one has a

@@ -118,10 +118,7 @@ def nan_where_no_class(
     valid: Bool[Array, " n"],
     num_classes: int,
 ) -> Float[Array, " n"]:
-    """Returns `values` with NaN, also in the gradient, where a valid label is C or more.
-
-    So it is where a target of floats is below 0.
-    """
+    """Returns `values` with NaN, also in gradients, where a valid label is ≥ C, or a target < 0."""
     wrong = labels >= num_classes if labels.ndim == 1 else jnp.any(labels < 0, axis=1)
     return values * (1 + nan_where(valid & wrong, values.dtype))
 

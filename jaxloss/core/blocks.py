@@ -12,10 +12,8 @@ from jax import Array, lax
 from jaxtyping import Float, Shaped
 
 Total: TypeAlias = Callable[[Any, Any, Any], tuple[Float[Array, ""], Any]]
-"""Of the floats and the integers of a block of rows, and of what all blocks share.
-
-Beside the total it returns a pytree of further sums, which have no gradient.
-"""
+"""Of the floats and the integers of a block of rows, and of what all blocks share: the total, and
+a pytree of further sums, which have no gradient."""
 
 
 def in_blocks(arrays: Any, size: int) -> Any:

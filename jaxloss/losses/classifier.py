@@ -136,7 +136,7 @@ def classifier_loss(
       Liu et al., Negative Margin Matters, ECCV 2020, eq. (7), (8).
       Deng et al., ArcFace, CVPR 2019, eq. (3); Sub-center ArcFace, ECCV 2020.
       Milakov and Gimelshein, Online Normalizer Calculation for Softmax, 2018.
-      Gemma Team, Gemma 2, 2024 (`soft_cap`).
+      Gemma Team, Gemma 2: Improving Open Language Models at a Practical Size, 2024 (`soft_cap`).
     """
     checks.choice("similarity", similarity, ("inner", "cosine"))
     checks.block_size(block_size)
@@ -164,9 +164,7 @@ def classifier_loss(
             (margin, sample_margin), angles, labels, valid, wide, num_own, class_axis_name
         )
     if margins.angle is not None and soft_cap is not None:
-        raise ValueError(
-            "`soft_cap` is not for `angular_margin` and `sample_angular_margin`, which need cosines"
-        )
+        raise ValueError("`soft_cap` and angular margins, which need cosines, exclude each other")
     if margins.angle is not None and similarity == "inner":
         raise ValueError(
             "`angular_margin` and `sample_angular_margin` are for cosines, got "
@@ -303,10 +301,7 @@ def _by_rows(
     valid: Bool[Array, " n"],
     shares: Float[Array, " n"],
 ) -> tuple[Float[Array, ""], list[Float[Array, ""]]]:
-    """Returns the sum of the losses times their shares, with the gradient from the same visit.
-
-    Beside it are the sums of what metrics are means of.
-    """
+    """Returns the sum of the losses times their shares, with its gradient, and sums for metrics."""
     kinds, inputs = class_blocks.unit_vectors(kind, inputs)
     leaves, structure = jax.tree.flatten(terms)
     places, arrays = [], {"rows": [], "shared": []}

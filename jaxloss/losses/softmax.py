@@ -69,7 +69,9 @@ def softmax_loss(
     References:
       Kobayashi, Direct-Sum Approach to Integrate Losses, BMVC 2024 (SCE).
       Liu et al., Negative Margin Matters, ECCV 2020, Table 6 (label smoothing).
-      Zhang et al., mixup, ICLR 2018 (targets). Chowdhery et al., PaLM, 2022 (`logsumexp_penalty`).
+      Zhang et al., mixup: Beyond Empirical Risk Minimization, ICLR 2018 (targets).
+      Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, JMLR 2023, section 5
+        (`logsumexp_penalty`).
     """
     logits, labels, valid = batch.checked_rows("logits", logits, labels, where, soft=True)
     (logits,) = widen(logits)

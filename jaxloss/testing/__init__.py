@@ -77,8 +77,9 @@ def check_loss(
       make_inputs: `make_inputs(rng, n)` returns the positional arguments of the loss for n ≥ 1 rows
         as NumPy arrays, drawn from the `numpy.random.Generator`: the scored rows `[n, ...]`; labels
         `[n]` or targets `[n, C]`, integers or bool; further arrays such as class weights. Floats
-        are differentiated. A second array of floats `[n, ...]` is a second view of the rows. Give
-        the scored rows elements of about 1, and several rows to most of the classes.
+        are differentiated. A second array of floats `[n, ...]` is a second view of the rows: make
+        soft targets of integers, in a function around the loss. Give the scored rows elements of
+        about 1, and several rows to most of the classes.
       reference: A function of the same positional arguments that returns the mean loss. It gets
         NumPy arrays in float64. If it cannot use them, or returns a PyTorch tensor, it gets PyTorch
         tensors in float64, and its gradients are compared, too. These then replace finite
