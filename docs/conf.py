@@ -191,7 +191,7 @@ def link_names(app, docname, source):
     """Names in backticks are links: those of other packages, and of this one in tables of names."""
     if str(app.env.doc2path(docname)).endswith(".md"):
         own = "|".join(jaxloss.__all__) if docname == "known_as" else "(?!)"
-        names = rf"`(?:((?:jax|flax|optax)\.[\w.]+)|({own}))`"
+        names = rf"`(?:((?:{'|'.join(intersphinx_mapping) or '(?!)'})\.[\w.]+)|({own}))`"
         source[0] = re.sub(
             rf"(?ms)^(?:```.*?^```|#.*?$)|(?<![\w`\[}}]){names}(?![`\]])",
             lambda m: f"{{py:obj}}`{m[1] or '~jaxloss.' + m[2]}`" if m[1] or m[2] else m[0],

@@ -65,7 +65,6 @@ def _linked(lines: list[str], own: str) -> list[str]:
     text = _PUBLIC.sub(
         lambda match: match[0] if match[1] == own else f":py:obj:`~jaxloss.{match[1]}`", text
     )
-    text = re.sub(r"(?<!`)`((?:jax|flax|optax)\.[\w.]+)`(?!`)", r":py:obj:`\1`", text)
     return text.split("\n")
 
 
@@ -99,6 +98,9 @@ def process(app: Sphinx, what: str, name: str, obj: object, options: object, lin
     # A description such as "w." would be an item of a numbered list.
     text = [re.sub(r"^(  \w[\w, ]*: )([A-Za-z])(\.( |$))", r"\1\\\2\3", line) for line in text]
     lines[:] = _linked(text, own)
+    for other in getattr(app.config, "intersphinx_mapping", ()):  # See conf.py.
+        name = re.compile(rf"(?<![`:])`({other}\.[\w.]+)`(?!`)")
+        lines[:] = [name.sub(r":py:obj:`\1`", line) for line in lines]
     drawn = _DRAWN_BY.get(name, name)
     examples = Path(app.srcdir) / "auto_gallery" / "backreferences" / f"{drawn}.examples"
     if what == "function" and examples.is_file() and examples.stat().st_size:
