@@ -438,9 +438,8 @@ class RestoredRun:
     """Of the classes or labels of training."""
 
     def __repr__(self) -> str:
-        config = self.plan.config
-        classes = f"{len(self.class_counts)} {config.data.name} classes of training"
-        return f"RestoredRun({self.directory}, step {self.step}, {config.loss.name}, {classes})"
+        of, loss = f"{len(self.class_counts)} training classes", self.plan.config.loss.name
+        return f"RestoredRun({self.directory}, step {self.step}, {loss}, {of})"
 
     @cached_property
     def outputs_of(self) -> Callable[..., Outputs]:

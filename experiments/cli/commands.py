@@ -308,9 +308,7 @@ class Predict(OfRun):
     largest cosine, and their classes.
     """
 
-    images: Annotated[
-        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE ...")
-    ] = ()
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = ()
     """Images, or folders with images."""
 
     def run(self, typed: str) -> int:

@@ -159,9 +159,8 @@ def new_images(name: str, images: Any, class_names: tuple[str, ...]) -> ImageSet
     stored = [{"image": encoded} for encoded in of_every_image(dataset.encode, of)]
     source = SimpleNamespace(__getitems__=lambda rows: [stored[row] for row in rows])
     table = RecordImages(source, dataset, Path(), np.arange(len(stored)))
-    labels = np.full(len(stored), -1, np.int32)
-    if dataset.multi_label:
-        labels = np.full((len(stored), len(class_names)), -1, np.int8)
+    labels = np.full((len(stored), len(class_names)), -1, np.int8)
+    labels = labels if dataset.multi_label else labels[:, 0].astype(np.int32)
     return ImageSet(table, labels, class_names, files)
 
 

@@ -19,8 +19,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
-from urllib.parse import unquote_to_bytes as unquote
+from urllib.parse import quote, unquote_to_bytes
 
 import numpy as np
 from PIL import Image, ImageColor
@@ -198,7 +197,7 @@ def own_dataset(name: str) -> Dataset:
         argument=f"{PREFIX}{own.path}",
         own=True,
         files={
-            split: [os.path.normpath(own.path / os.fsdecode(unquote(name))) for name in names]
+            split: [os.path.normpath(own.path / os.fsdecode(unquote_to_bytes(n))) for n in names]
             for split, names in dataset.files.items()
         },
         details=(*dataset.details, *dataset.remarks, *(listing.left_out if listing else ())),

@@ -22,15 +22,13 @@ def wrong_images(view: View) -> Picture | None:
         return None
     labels, logits = outputs.labels, outputs.logits()
     found, confidences = logits.argmax(1), softmax_confidences(logits)
-    wrong = np.flatnonzero(found != labels)
-    if not len(wrong):
+    if not len(wrong := np.flatnonzero(found != labels)):
         return None
     wrong = wrong[np.argsort(-confidences[wrong], kind="stable")]
     numbers = {
         "rows": wrong.tolist(),
         "classes": side.names_of(labels[wrong]),
         "predicted": side.names_of(found[wrong]),
-        "confidences": confidences[wrong].tolist(),
         "files": [] if outputs.files is None else outputs.files[wrong].tolist(),
     }
     tiles = []
@@ -67,7 +65,7 @@ def confusion(view: View) -> Picture | None:
         "confusion",
         "Confusion matrix",
         f"Of the {side.split} images of a class (a row), per cent that are taken for each one; "
-        f"{len(names)} of {count} classes, those that are confused most.",
+        f"at most {_CLASSES} classes, those that are confused most.",
         (9.6, 8.4),
         {"classes": names, "counts": counts.tolist()},
     )
@@ -79,6 +77,6 @@ def confusion(view: View) -> Picture | None:
     axes.set(xlabel="predicted class", ylabel="class of the image")
     axes.grid(visible=False)
     for row, column in np.argwhere(counts):
-        text, color = f"{shares[row, column]:.0f}", ("white", "black")[shares[row, column] > 50]
+        text, color = f"{shares[row, column]:.0f}", "k" if shares[row, column] > 50 else "w"
         axes.text(column, row, text, size=font, c=color, ha="center", va="center")
     return picture

@@ -179,7 +179,7 @@ def stored_splits(name: str) -> tuple[str, str | None]:
     """The stored splits for training and validation, and the one for test if there is one."""
     if lookup(name).multi_label:
         raise ConfigError(
-            f"data.name = {name} has any number of labels per image, and this preset needs one; "
+            f"data.name = {name} has any number of labels per image, and one is needed; "
             "choose the preset folder-labels, or name the column of the CSV file label"
         )
     splits = tuple(lookup(name).classes)

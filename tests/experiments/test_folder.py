@@ -7,6 +7,7 @@ import shutil
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from experiments.core.config import Folders
 from experiments.core.errors import ExperimentError
 from experiments.core.storage import cache_folder
 from experiments.data.pipeline import load_labels, load_split
+from experiments.datasets import base, lookup, pinned, share_images, short_name
 from experiments.datasets import folder as folder_module
-from experiments.datasets import lookup, pinned, preparation, share_images, short_name
 from experiments.papers import build_protocol
 from experiments.papers.presets import PRESETS
 from experiments.run import plan_run, prepare_and_count, seen_in_training
@@ -154,6 +155,57 @@ def test_classification_tests_on_a_share_and_linear_knows_what_was_seen(dirs, tm
     assert not share_images(name, f"folder:{put(tmp_path / 'others', COUNTS)}")
 
 
+@pytest.mark.parametrize("preset", ["folder", "folder-few-shot", "folder-labels"])
+def test_new_pictures_are_seen_as_those_of_the_data_set(dirs, tmp_path, capsys, preset):
+    """The files of the test images, as new ones, have the same features, logits and nearest."""
+    folder, places, several = tmp_path / "Blüten 1", Folders(**dirs), preset == "folder-labels"
+    put(folder, {f"{name} ü": 12 for name in COUNTS}, size=(40, 60))
+    if several:
+        rows = (f"{file.relative_to(folder)},{file.parent.name}" for file in folder.glob("*/*"))
+        csv(folder, "\n".join(["file,labels", *rows]))
+    options: dict[str, Any] = {
+        "data.name": f"folder:{folder}",
+        "steps": 1,
+        "model.widths": (4,) * 4,
+    }
+    if preset == "folder-few-shot":
+        options |= {"evaluation.ways": 2, "evaluation.shots": 1, "evaluation.queries": 2}
+        options |= {"evaluation.episodes": 9, "loss.name": "sce"}
+    report = experiments.train(preset, options, directory=tmp_path / "run", folders=places)
+    size = {"folder": 28, "folder-few-shot": 24, "folder-labels": 28}[preset]
+    assert f"Batches have {size} images, not 32: there are no more." in report["notes"]
+    run = experiments.load_run(tmp_path / "run")
+    known = experiments.features_of(run, folders=places)
+    assert known.files is not None
+    if not several:
+        names = [known.class_names[label] for label in known.labels]
+        assert names == [Path(file).parent.name for file in known.files]
+    found = experiments.features_of(run, known.files)
+    np.testing.assert_array_equal(found.features, known.features)
+    np.testing.assert_array_equal(found.logits(), known.logits())
+    assert (found.labels == -1).all()
+    assert found.labels.ndim == known.labels.ndim
+    pixels = np.stack([np.asarray(Image.open(file)) for file in known.files])
+    given = experiments.features_of(run, pixels)
+    np.testing.assert_array_equal(given.features, found.features)
+    with pytest.raises(ExperimentError, match="must be uint8"):
+        experiments.features_of(run, pixels / 255)
+    assert len(f"{run}{known}".splitlines()) < 10
+
+    capsys.readouterr()
+    (tmp_path / "no.jpg").touch()
+    command = ["predict", str(tmp_path / "run"), "--data-dir", str(dirs["data_dir"])]
+    assert main([*command, str(folder / "ant ü"), known.files[0]]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 13
+    file, _, words = lines[-1].partition(": ")
+    assert file == known.files[0]
+    best = run.class_names[known.logits()[0].argmax()]
+    assert words.startswith("" if preset == "folder-few-shot" else best)
+    assert main([*command, str(tmp_path / "no.jpg")]) == 2
+    assert "no.jpg is not a readable image" in capsys.readouterr().err
+
+
 # --- Odd folders --------------------------------------------------------------------------------
 
 _NFC, _NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
@@ -163,6 +215,7 @@ def test_odd_files_are_taken_or_counted(tmp_path, capsys):
     folder = put(tmp_path / "pets", COUNTS)
     write_image(folder / "ant/more/deep.webp", "deep", 0)
     (folder / "notes.txt").write_text("beside the classes")
+    (folder / "ant" / "b.HEIC").touch()
     (folder / "empty").mkdir()
     shutil.copy(folder / "bee/0.jpg", folder / "bee/copy.jpg")
     write_image(folder / _NFC / "a.png", "a", 0)
@@ -171,7 +224,8 @@ def test_odd_files_are_taken_or_counted(tmp_path, capsys):
     assert main(["datasets", f"folder:{folder}"]) == 0
     text = capsys.readouterr().out
     assert "24 images, 2 (café) to 7 (bee) of a class or label" in text
-    assert "left out 1 file without an image: notes.txt" in text
+    left_out = "left out 2 files without an image: ant/b.HEIC, notes.txt; convert HEIC to JPEG"
+    assert left_out in text
     assert "left out 1 folder without images: empty" in text
     assert ": 1, such as bee/copy.jpg of bee/0.jpg" in text
 
@@ -182,7 +236,7 @@ def test_an_image_that_changes_while_it_is_read_is_stored_under_no_name(
     dirs, tmp_path, monkeypatch, change, moment
 ):
     name = f"folder:{put(tmp_path / 'pets', COUNTS)}"
-    module = {"measured": folder_module, "prepared": preparation}[moment]
+    module = {"measured": folder_module, "prepared": base}[moment]
     encode, changed = module.encode, []
 
     def change_first(*args, **kwargs):
@@ -432,7 +486,7 @@ ERRORS = {
     "split": (_csv(TYPED + "a,foo\n"), "line 3: .*has the split 'foo', none of train"),
     "unknown label": (_csv(TYPED + "b,test\n"), "no image of the split train has the label 'b'"),
     "only test": (_csv("file,labels,split\nant/0.jpg,a,test\n"), "has the splits test; use train"),
-    "cp1252": (_csv("file,label\nant/0.jpg,Käse", "cp1252"), "UTF-8"),
+    "cp1252": (_csv("file,label\nant/0.jpg,Käse", "cp1252"), "save it as UTF-8"),
     "UTF-16": (_csv("file,label\nant/0.jpg,Käse", "utf-16"), "UTF-8"),
 }
 
@@ -449,8 +503,8 @@ def test_an_error_is_one_line(tmp_path, capsys, change, message):
 @pytest.mark.parametrize(
     ("preset", "counts", "message"),
     [
-        ("folder-few-shot", {"a": 9, "b": 9}, "has 2 classes, and few-shot evaluation needs 3"),
-        ("folder", {"a": 9, "b": 9}, "set --sampling.batch-size 10, or add images"),
+        ("folder-few-shot", {"a": 9, "b": 9}, "needs at least four classes, two base"),
+        ("folder-few-shot", dict.fromkeys("abcdefg", 20), "pass --evaluation.ways 3, or a smaller"),
         ("folder", {"a": 1, "b": 9}, "class a has too few images to hold out"),
         ("folder-labels", {"a": 9, "b": 9}, "choose the preset folder"),
     ],

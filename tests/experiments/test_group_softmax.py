@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
+import jaxloss
 from experiments.core.errors import ConfigError
 from experiments.core.protocol import Objective, Outputs, Problem
 from experiments.evaluation.feature_space import gradient_directions
@@ -87,6 +88,26 @@ def test_random_groups_change_with_step_and_seed_alone():
         for name in ("softmax", "tight")
     )
     assert softmax < min(first) < max(first) < whole
+
+
+@pytest.mark.parametrize("name", ["supcon", "proxy-anchor", "arcface"])
+def test_other_losses_have_their_values_and_a_classifier_that_leaves_features_alone(name):
+    objective, (features, labels, _) = build(name=name), make_batch()
+    head = objective.init_head(jax.random.key(0))
+    plain = {
+        "supcon": lambda x: jaxloss.supervised_contrastive_loss(x, labels, temperature=0.1),
+        "proxy-anchor": lambda x: jaxloss.proxy_anchor_loss(x, labels, head["proxies"]),
+        "arcface": lambda x: jaxloss.margin_softmax_loss(
+            jaxloss.cosine_logits(x, head["kernel"]), labels, scale=64.0, angular_margin=0.5
+        ),
+    }[name]
+    found = jax.grad(lambda x: objective.loss(x, labels, head, ()).value)(features)
+    expected = jax.grad(plain)(features)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    logits = objective.logits(features, head, ())
+    beside = 0 if name == "arcface" else jaxloss.softmax_loss(logits, labels)
+    value = objective.loss(features, labels, head, ()).value
+    np.testing.assert_allclose(value, plain(features) + beside, rtol=1e-5)
 
 
 @pytest.mark.long

@@ -54,7 +54,7 @@ UNTRAINED: dict[str, tuple[TrainConfig, list[str]]] = {
             loss=HypersphericalLoss(criterion="dot-regression"),
             evaluation=HypersphericalEvaluation(calibration="cosines"),
         ),
-        [*EVERYWHERE, "accuracy", "reliability"],
+        [*EVERYWHERE, "accuracy", "confusion", "mistakes", "reliability"],
     ),
     "negative-margin": (
         NegativeMarginConfig(
@@ -211,6 +211,12 @@ def test_accuracy_and_calibration_are_those_of_the_report(untrained):
     assert shown["classes"] == pytest.approx(accuracies)
     assert reliability["calibration_error"] == pytest.approx(result["calibration_error"])
     assert sum(reliability["counts"]) == result["samples"]
+    table, mistakes = np.array(run.numbers["confusion"]["counts"]), run.numbers["mistakes"]
+    np.testing.assert_array_equal(table.sum(1), np.bincount(run.outputs.labels))
+    np.testing.assert_allclose(table.diagonal() / table.sum(1), result["class_accuracies"])
+    assert len(mistakes["rows"]) == table.sum() - table.trace()
+    found = run.outputs.logits()[mistakes["rows"]].argmax(1)
+    assert mistakes["predicted"] == [run.outputs.class_names[c] for c in found]
 
 
 @pytest.mark.long

@@ -257,7 +257,7 @@ def test_evaluate_sweeps_an_option_of_the_evaluation_and_keeps_its_results(
         ([*over, "--set", "fine_tuning.margin=0.2"], "the grid sets --fine-tuning.margin"),
         (shown[2:], "--over"),
         ([*shown, "--baseline", "fine_tuning.margin=0.3"], "fine_tuning.margin has -0.4, 0.0"),
-        (["--over", "loss.margin=-0.1,0"], "the evaluation of protocol negative-margin has no lo"),
+        (["--over", "loss.margin=-0.1,0"], "the evaluation of negative-margin has no loss"),
     ):
         assert message in run(*refused, status=2)
 

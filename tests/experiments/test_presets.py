@@ -130,11 +130,11 @@ REPRESENTATIVES = {PRESETS[name].config.model.backbone: name for name in PRESETS
 
 
 def own_folder(path: Path, preset: str) -> Path:
-    """Two images of each of three classes, or of three labels."""
-    for number in range(6):
-        write_image(path / f"own/{number % 3}/{number}.png", "own", number)
+    """Two images of each of four classes, or of four labels."""
+    for number in range(8):
+        write_image(path / f"own/{number % 4}/{number}.png", "own", number)
     if preset == "folder-labels":
-        rows = "".join(f"{i % 3}/{i}.png,{i % 3}\n" for i in range(6))
+        rows = "".join(f"{i % 4}/{i}.png,{i % 4}\n" for i in range(8))
         (path / "own/labels.csv").write_text(f"file,labels\n{rows}")
     return path / "own"
 

@@ -199,7 +199,7 @@ def test_errors_on_runs(trained, folders, tmp_path):
     with pytest.raises(ConfigError, match=r"most must be a whole number from 1, .*, got -5"):
         experiments.features_of(run, folders=folders, most=-5)
     for options, message in (
-        ({"loss.name": "nca"}, "few-shot has no loss"),
+        ({"loss.name": "nca"}, "icons has no loss"),
         ({"evaluation.way": 1}, "no option evaluation.way; did you mean evaluation.ways"),
         ({"evaluation.shots": (1, 1)}, r"shots must be different values, got \(1, 1\)"),
         ({"evaluation.validation-episodes": 0}, "validation_episodes must be at least"),
