@@ -169,7 +169,7 @@ html_theme_options = {
     "navbar_end": [],
     "navbar_persistent": [],
 }
-html_search_scorer = "_static/scorer.js"
+html_search_scorer = str(DOCS / "_static" / "scorer.js")
 html_copy_source = False
 html_show_sourcelink = False
 
@@ -221,5 +221,7 @@ def setup(app):
     """Connects to what happens to a page: it is read, and its code runs; it is written."""
     app.connect("source-read", choose_compilation)
     app.connect("source-read", link_names)
+    # Sphinx does not store a page's entries of the search.
+    app.connect("env-get-outdated", lambda *_: ["known_as"])
     app.connect("html-page-context", mark_resolution)
     app.connect("build-finished", write_llms)

@@ -1,7 +1,10 @@
-// For the search: pages that list and measure come after those that say what to call.
+// For the search: results, and words in pages that list or measure, come after what says what to call.
 var Scorer = {
   score: ([page, , , , score]) =>
-    /^(bibliography|changelog|experiments\/benchmarks|papers\/)/.test(page) ? score / 4 : score,
+    /^papers\//.test(page) ||
+    (score <= 5 && /^(bibliography|changelog|experiments\/benchmarks)/.test(page))
+      ? score / 4
+      : score,
   // As in Sphinx:
   objNameMatch: 11,
   objPartialMatch: 6,
