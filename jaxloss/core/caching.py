@@ -26,7 +26,8 @@ def cached_value_and_grad(
 
     Rows are encoded without a graph, and the loss and its gradient by the features computed once.
     Then each chunk is encoded again with that gradient: one forward pass more, and the activations
-    of one chunk. A batch normalisation would have the statistics of a chunk.
+    of one chunk. With batch normalisation, which has the statistics of a chunk here, it is not the
+    gradient of the whole batch.
 
     Args:
       loss: A function of the features of each encoder, `[n, d]` or pytrees of arrays `[n, ...]`, to
@@ -61,6 +62,8 @@ def cached_value_and_grad(
       RepL4NLP 2021 (gradient cache).
     """
     checks.positive_count("chunks", chunks)
+    if isinstance(encoders, list):
+        raise TypeError("`encoders` must be a function or a tuple of functions, got a list")
     is_tuple = isinstance(encoders, tuple)
     functions: tuple[Any, ...] = encoders if isinstance(encoders, tuple) else (encoders,)
 
@@ -70,10 +73,12 @@ def cached_value_and_grad(
         elif keys is not None and not isinstance(keys, tuple):
             keys = tuple(jax.random.fold_in(keys, k) for k in range(len(functions)))
         for name, given in (("params", params), ("inputs", inputs), ("keys", keys)):
-            if given is not None and len(given) != len(functions):
-                raise ValueError(
-                    f"`{name}` must be {len(functions)}, as encoders, got {len(given)}"
-                )
+            if given is None and name == "keys":
+                continue
+            if not isinstance(given, tuple) or len(given) != len(functions):
+                found = len(given) if isinstance(given, tuple) else type(given).__name__
+                wanted = f"a tuple of {len(functions)}, one for each encoder"
+                raise ValueError(f"`{name}` must be {wanted}, got {found}")
         parts: list[Any] = [(_in_chunks(x, chunks),) for x in inputs]
         if keys is not None:
             split = (jax.random.split(key, chunks) for key in keys)

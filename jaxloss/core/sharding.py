@@ -185,9 +185,13 @@ def _of_flat_rows(function: Any, result: Result) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         scored: Any = args[0] if args else kwargs.get(first)
         leading = Call(function, {first: scored}).leading()
-        if leading == 1 or leading < 0:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:  # Python's own error of the call names the function.
+            bound = None
+        if leading == 1 or leading < 0 or bound is None:
             return function(*args, **kwargs)
-        arguments, shape = signature.bind(*args, **kwargs).arguments, scored.shape[:leading]
+        arguments, shape = bound.arguments, scored.shape[:leading]
         number = math.prod(shape)
         for name, array, fits in Call(function, dict(arguments)).rows():
             if not fits or array.shape[:leading] != shape:
@@ -203,7 +207,7 @@ def _of_flat_rows(function: Any, result: Result) -> Any:
             raise
         if not _is_of_rows(Call(function, arguments), result):
             return found
-        # Scalars are metrics.
+        # Results without an axis are metrics.
         return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]) if x.ndim else x, found)
 
     return call

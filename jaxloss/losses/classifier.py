@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
-from jax.core import Tracer
 from jaxtyping import Bool, Float, Integer
 
 from jaxloss.core import batch, checks, linear
@@ -76,7 +74,8 @@ def classifier_loss(
     Args:
       features: `[n, d]`; n may stand for several axes.
       labels: `[n]`, class indices; or `[n, C]`, floats t, as in `softmax_loss`. They go without
-        margins, of which no class is the target, and without `class_axis_name`.
+        margins, of which no class is the target, and without `class_axis_name`. Their loss is a
+        difference of sums as large as the logits, of which `softmax_loss` keeps more digits.
       weights: `[d, C]`, one column per class; or `[d, C, K]` for K sub-centres per class, of which
         the largest cosine counts, with `similarity="cosine"` only.
       bias: `[C]`, or None: added to z. A class of −∞ is left out, if ε = 0; with label
@@ -213,7 +212,8 @@ def _check_targets(
     if class_axis_name is not None:
         needs = f"class_axis_name={class_axis_name!r}; for targets, pass all weights to each device"
     for name, margin in zip(_MARGINS, margins, strict=True):
-        if margin is not None and (isinstance(margin, Tracer) or np.any(np.asarray(margin) != 0)):
+        is_number = isinstance(margin, int | float)
+        if margin is not None and (not is_number or margin != 0):
             needs = f"`{name}`, which lowers the logit of a sample's class"
     if needs is not None:
         raise ValueError(f"`labels` must be class indices, got {targets.shape}, for {needs}")

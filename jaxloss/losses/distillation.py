@@ -109,5 +109,7 @@ def divergences(
     A candidate that is not used has finite numbers. One whose p is 0 adds nothing.
     """
     p, q = (x - or_zero(logsumexp(x, used, axis=1))[:, None] for x in (teacher, logits))
+    # The others, of which p or q may be -inf, must not be in the derivative either.
     has_share = used & (jnp.exp(p) != 0)
-    return jnp.sum(jnp.where(has_share, jnp.exp(p) * (p - q), 0), axis=1)
+    shares, gaps = jnp.exp(jnp.where(has_share, p, -jnp.inf)), jnp.where(has_share, p - q, 0)
+    return jnp.sum(shares * gaps, axis=1)

@@ -77,6 +77,8 @@ def relational_loss(
     """
     checks.choice("kind", kind, ("kl", "mse"))
     rows = checks.floating("features", features, "n d")
+    teacher = checks.floating("teacher", teacher, "n e")
+    checks.same_rows("teacher", teacher, "features", rows)
     pairs = compare(
         rows,
         jnp.zeros(rows.shape[0], jnp.int32),  # All are of one class.
@@ -123,15 +125,15 @@ def _squared_gap(pair: Pair, _: object) -> Float[Array, "a b"]:
     return (pair.similarity - pair.guide) ** 2
 
 
-def _log_sums_of_teacher(first: tuple[ByClass, ...]) -> Float[Array, " *n"]:
+def _log_sums_of_teacher(sums: tuple[ByClass, ByClass]) -> Float[Array, " *n"]:
     """Returns log-sum-exps of the teacher's logits; 0 without any."""
-    _, of_teacher = first
+    _, of_teacher = sums
     return jnp.where(of_teacher.has_positive, of_teacher.positive, 0)
 
 
 def _weighted_gap(pair: Pair, temperatures: tuple[Array, Array]) -> Float[Array, "a b"]:
-    """Of both logits, by the teacher's probability."""
-    target = _target(pair, temperatures)
+    """The gap of both logits times the teacher's probability."""
+    target, log_sum = _target(pair, temperatures), pair.anchor
     # No logit is above their log-sum-exp, but for that of a row and itself, which does not count.
-    probability = jnp.exp(jnp.minimum(target - pair.anchor, 0))
+    probability = jnp.exp(jnp.minimum(target - log_sum, 0))
     return probability * (target - _logit(pair, temperatures))

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Bool, Float, Key, UInt32
 
@@ -47,7 +48,8 @@ def sigreg_loss(
     normal features have about the same loss at any size.
 
     Directions are visited in blocks, with the gradient in the same visit: no array is as large as
-    n × directions × points. There is no forward mode; the gradient has both.
+    n × directions × points. `jax.jvp` raises a `TypeError`; a gradient has both
+    modes.
 
     Args:
       features: `[n, d]`, such as the embeddings of a view.
@@ -83,6 +85,11 @@ def sigreg_loss(
     """
     features = checks.floating("features", features, "n d")
     mask = checks.row_mask(where, "features", features)
+    is_new = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_new and not (np.ndim(key) == 1 and getattr(key, "dtype", None) == np.uint32):
+        raise TypeError(f"`key` must be a key of `jax.random.key` or `PRNGKey`, got {key!r}")
+    if is_new and key.ndim:
+        raise ValueError(f"`key` must be one key, got shape {key.shape}; take `key[0]`")
     checks.positive_count("num_directions", num_directions)
     checks.positive_count("num_points", num_points)
     if num_points % 2 == 0 or num_points < 3:

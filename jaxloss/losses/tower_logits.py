@@ -86,7 +86,7 @@ class LogSums(NamedTuple):
 
     @property
     def decoupled_losses(self) -> Float[Array, " n"]:
-        """The same with negatives alone in the sum; 0 without any."""
+        """The same with negatives alone in the sum. Without one, the row must not count."""
         negative = jnp.where(self.has_negative, self.negative, self.positive)
         return negative - (self.positive if self.mean is None else self.mean)
 
@@ -193,14 +193,14 @@ class TowerLogits(NamedTuple):
         several = (*statistics, *(self.watched() if metrics else ()))
         found = self.statistics(*several, of_keys=symmetric)
         of_sides = [side[: len(statistics)] for side in found if side is not None]
-        within = [self._within(k, metrics and k == 0) for k in range(len(of_sides) * same_tower)]
-        results = [
-            self.log_sums_of(*jax.tree.map(lambda x: x[:number], side), own_keys=own, within=others)
-            for side, own, (others, *_) in zip(
-                of_sides, (own_keys, None), within or [(None,)] * 2, strict=False
-            )
-        ]
-        of_others = [*within[0][1:]] if same_tower else []
+        results, of_others = [], []
+        for index, (side, own) in enumerate(zip(of_sides, (own_keys, None), strict=False)):
+            of_own = jax.tree.map(lambda x: x[:number], side)
+            within = None
+            if same_tower:
+                within, *more = self._within(index, metrics and index == 0)
+                of_others += more
+            results.append(self.log_sums_of(*of_own, own_keys=own, within=within))
         return results, ([*found[0][len(statistics) :]], of_others)
 
     def log_sums_of(
@@ -233,13 +233,15 @@ class TowerLogits(NamedTuple):
         found: tuple[list[ByClass], list[ByClass]],
         log_sums: Float[Array, " n"],
         own_keys: OwnKeys | None,
+        counts: Bool[Array, " n"] | None = None,
     ) -> ContrastiveMetrics:
         """Returns the metrics of the queries.
 
         Args:
-          found: The results of `watched`, of keys and of other queries if these are negatives.
+          found: The results of `watched` of keys, and those of other queries, or none.
           log_sums: Of all logits.
           own_keys: Further negatives.
+          counts: Which queries count, beside those of padding; by default all.
         """
         (largest, *rest), of_others = found
         ones = jnp.ones_like(self.towers.own)
@@ -268,7 +270,7 @@ class TowerLogits(NamedTuple):
             largest = ByClass(largest.positive, jnp.maximum(largest.negative, best))
             total = ByClass(total.positive, total.negative + sums)
             number = ByClass(number.positive, number.negative + count)
-        counts = jnp.ones_like(log_sums, bool)
+        counts = jnp.ones_like(log_sums, bool) if counts is None else counts
         return contrastive_metrics(self.towers, Watched(largest, total, number), log_sums, counts)
 
     def logits_of_own_keys(

@@ -105,10 +105,10 @@ def info_nce_loss(
       logsumexp_penalty: c, usually above 0. The first term grows by c times the square of the
         log-sum-exp of all logits of the query; so does the second. It keeps logits from drifting.
       positive_in_denominator: False leaves positives out of the sums: the decoupled loss. A query
-        without a negative does not count then, nor one whose key has none.
+        without a negative does not count then; with `symmetric`, nor one whose key has none.
       same_tower_negatives: Whether the other queries are negatives of a query, too, and the other
-        keys those of a key, by the same ids and options. Without `symmetric`, it takes 1.5 times
-        as many operations, and with it twice as many.
+        keys (those beyond n, too) those of a key, by the same ids and options. Without `symmetric`,
+        it takes 1.5 times as many operations, and with it twice as many.
       similarity: As in `supervised_contrastive_loss`.
       metrics: Whether to return `(loss, ContrastiveMetrics)` of the queries, as
         `jax.value_and_grad(..., has_aux=True)` takes it. It costs little, as the same tiles serve
@@ -190,7 +190,9 @@ def info_nce_loss(
     values = sum(values[1:], values[0])
     values = values / 2 if symmetric else values
     loss = towers.reduce(values, counts, sample_weights, reduction)
-    return (loss, logits.metrics_of(found, sides[0].every, alone)) if metrics else loss
+    if not metrics:
+        return loss
+    return loss, logits.metrics_of(found, sides[0].every, alone, counts)
 
 
 @divided
