@@ -125,7 +125,7 @@ def _squared_gap(pair: Pair, _: object) -> Float[Array, "a b"]:
     return (pair.similarity - pair.guide) ** 2
 
 
-def _log_sums_of_teacher(sums: tuple[ByClass, ByClass]) -> Float[Array, " *n"]:
+def _log_sums_of_teacher(sums: tuple[ByClass, ...]) -> Float[Array, " *n"]:
     """Returns log-sum-exps of the teacher's logits; 0 without any."""
     _, of_teacher = sums
     return jnp.where(of_teacher.has_positive, of_teacher.positive, 0)

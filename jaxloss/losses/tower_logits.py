@@ -364,6 +364,7 @@ class TowerLogits(NamedTuple):
     def _is_used(self, s: Array, guide: Any, row: _Numbers, params: _Params) -> Array | None:
         """Returns which negatives are not left out for their similarity; None for all."""
         used = None
+        own: Any
         for similarity, own, margin in (
             (s, row.upper, params.margin),
             (guide, row.guide, params.guide_margin),

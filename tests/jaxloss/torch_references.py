@@ -283,8 +283,8 @@ def _candidates(
     own_key_where=None,
     hardness=0.0,
     margin_of_false_negatives=None,
-    guide=None,
-    key_guide=None,
+    guide: Any = None,
+    key_guide: Any = None,
     own_key_guide=None,
     guide_margin=0.0,
     same_tower_negatives=False,
@@ -306,7 +306,9 @@ def _candidates(
     s = _similarities(queries[:, None], keys, similarity)
     bias = s.new_zeros(len(keys)) if key_bias is None else key_bias
     limits = s.diagonal().detach() + (margin_of_false_negatives or 0)
-    guides = None if guide is None else _similarities(guide[:, None], key_guide, "cosine").detach()
+    guides: Any = (
+        None if guide is None else _similarities(guide[:, None], key_guide, "cosine").detach()
+    )
 
     def of(s, positives, negatives, guides_of_pairs, bias):
         """Of the pairs of a row, along the second axis."""
@@ -317,8 +319,8 @@ def _candidates(
         harder = (hardness * s.detach()).masked_fill(positives, 0)
         return line(s) + bias + harder, positives, negatives
 
-    columns = [x if x is None else x[:, :number].T for x in (s, positives, ~same, guides)]
-    of_keys = of(*columns, bias[:number, None])
+    columns = (x if x is None else x[:, :number].T for x in (s, positives, ~same, guides))
+    of_keys = of(*columns, bias=bias[:number, None])
     of_queries = of(s, positives, ~same, guides, bias)
 
     def with_more(found, more):
@@ -330,7 +332,7 @@ def _candidates(
         alone = _similarities(queries[:, None], own_keys.where(used[..., None], 0), similarity)
         of_pairs = None
         if own_key_guide is not None:
-            of_pairs = _similarities(guide[:, None], own_key_guide, "cosine")
+            of_pairs = _similarities(guide[:, None], own_key_guide, "cosine")  # pyright: ignore
         alone = of(alone, torch.zeros_like(used), used, of_pairs, 0.0)
         of_queries = with_more(of_queries, alone)
     if same_tower_negatives:
@@ -345,7 +347,7 @@ def _candidates(
             s = _similarities(tower[:number, None], tower, similarity)
             of_pairs = None
             if guide is not None:
-                of_pairs = _similarities(its_guide[:number, None], its_guide, "cosine").detach()
+                of_pairs = _similarities(its_guide[:number, None], its_guide, "cosine")  # pyright: ignore
             more = of(s, torch.zeros_like(others), others, of_pairs, its_bias)
             sides.append(with_more(found, more))
         of_queries, of_keys = sides
