@@ -548,19 +548,22 @@ def features_of(
 def predict(run: RestoredRun, images: Any, *, folders: Folders = Folders()) -> Iterator[str]:
     """A line for each new image of `features_of`: the three most probable classes.
 
-    Of several labels, those of the largest logits. Of a run for other classes than those of
-    training, or without a classifier: the three training images of the largest cosine.
+    Of several labels, those of the largest logits. Without a classifier: the three training images
+    of the largest cosine; of a run for other classes than those of training, those of both.
     """
     from scipy.special import softmax  # Slow to import.
 
     protocol: Any = run.plan.protocol
     found, names = features_of(run, images), run.class_names
     if run.objective.classifier_state is None or protocol.splits != SPLITS:
-        trained = features_of(run, protocol.splits[0], folders=folders, most=10_000)
-        scores = unit_features(found.features) @ unit_features(trained.features).T
-        places = range(len(trained.labels)) if trained.files is None else trained.files
-        own = zip(trained.labels, places, strict=True)
-        names, shown = [f"{trained.class_names[c]} ({at})" for c, at in own], "{1} {0:.2f}"
+        splits = protocol.splits[:1] if protocol.splits == SPLITS else protocol.splits[::2]
+        every = [features_of(run, of, folders=folders, most=10_000) for of in splits]
+        known = np.concatenate([unit_features(of.features) for of in every])
+        scores, names, shown = unit_features(found.features) @ known.T, [], "{1} {0:.2f}"
+        for of in every:
+            places = range(len(of.labels)) if of.files is None else of.files
+            own = zip(of.labels, places, strict=True)
+            names = [*names, *(f"{of.class_names[c]} ({at})" for c, at in own)]
     elif found.labels.ndim == 2:
         scores, shown = found.logits(), "{1} {0:.1f}"
     else:

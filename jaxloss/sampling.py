@@ -249,10 +249,11 @@ def _classes_with(counts: np.ndarray, ways: int, needed: int, purpose: str) -> n
     """The classes with at least `needed` samples. Raises if there are fewer than `ways`."""
     eligible = np.flatnonzero(counts >= needed)
     if len(eligible) < ways:
+        most = min(ways, len(counts))
+        enough = f"; {most} have {np.sort(counts)[-most]} or more" if most else ""
         raise ValueError(
             f"{purpose} needs {ways} classes with at least {needed} samples each; of the "
-            f"{len(counts)} classes, {len(eligible)} have that many (largest: "
-            f"{counts.max(initial=0)}, smallest: {counts.min() if len(counts) else 0})"
+            f"{len(counts)} classes, {len(eligible)} have that many{enough}"
         )
     return eligible
 

@@ -154,7 +154,7 @@ def new_images(name: str, images: Any, class_names: tuple[str, ...]) -> ImageSet
         of = [SourceImage(file, readable(file)) for file in files]
         files = np.array([str(file) for file in files], object)
     if not of:
-        raise ConfigError("there is no image; give JPEG or PNG files, folders with some, or arrays")
+        raise ConfigError("there is no image; give JPEG or PNG files, or folders with some")
     dataset = lookup(name)
     stored = [{"image": encoded} for encoded in of_every_image(dataset.encode, of)]
     source = SimpleNamespace(__getitems__=lambda rows: [stored[row] for row in rows])

@@ -22,6 +22,7 @@ _STRIP = 1.8  # Inches of the height of a row of images below a chart.
 _PAIRS = 5
 _NAMED = 60  # Names are written beside a matrix of at most so many classes.
 _WORST = 10
+_NAMED = 30  # At most so many bars have names.
 _LONG_TAIL = 10  # Ratio of the largest to the smallest class from which a tail is drawn.
 _BINS = 15
 
@@ -114,8 +115,13 @@ def by_class(view: View) -> Picture:
         axes.set(xlim=(0.3, len(bars) + 0.7), xlabel=f"{len(bars)} {noun}, from {first}")
         axes.set(ylim=(0, 103), ylabel=measure, title=f"{of.split} images, mean {100 * mean:.1f} %")
         axes.grid(visible=False, axis="x")
-        _count_along(axes)
-        by_name = dict(zip(of.names_of(table.index), table["value"].tolist(), strict=True))
+        names = of.names_of(table.index)
+        if len(bars) <= _NAMED:
+            labels = [short(name, 20) for name in names]
+            axes.set_xticks(bars, labels, rotation=40, ha="right", rotation_mode="anchor")
+        else:
+            _count_along(axes)
+        by_name = dict(zip(names, table["value"].tolist(), strict=True))
         picture.numbers[of.split] = {"mean": mean, "classes": by_name}
     # Of equal values, the class with the most training images is the most surprising.
     lowest = table.sort_values("value", kind="stable")["value"][:_WORST]

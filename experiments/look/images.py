@@ -134,6 +134,9 @@ def neighbours(view: View) -> Picture | None:
     found = every[np.searchsorted(labelled, queries)]
     shared = np.asarray((membership[queries, None] & membership[found]).any(2))
     precision = float((membership[labelled, None] & membership[every]).any(2).mean())
+    counts = membership.sum(0)
+    others = (membership[labelled] * np.maximum(counts - 1, 0)).sum(1).clip(max=every.shape[1])
+    ceiling = float(others.mean() / every.shape[1])
     rows = []
     for query, nearest, right in zip(queries, found, shared, strict=True):
         own, others = membership[query], membership[nearest]
@@ -149,7 +152,7 @@ def neighbours(view: View) -> Picture | None:
         f"Nearest neighbours of some {side.split} images",
         f"A query, then the images of the largest cosine to it, of {len(chosen):,} {side.split} "
         f"images. A frame: no label in common. Of the {found.shape[1]} nearest neighbours of all "
-        f"images, {100 * precision:.1f} % share a label.",
+        f"images, {100 * precision:.1f} % share a label, of {100 * ceiling:.1f} % that could.",
         (13.0, 0.68 * half + 0.3),
         {
             "queries": chosen[queries].tolist(),

@@ -100,7 +100,7 @@ def _in_chunks(inputs: Any, chunks: int) -> Any:
         array = checks.as_array("inputs", leaf)
         if not array.ndim or array.shape[0] % chunks:
             raise ValueError(
-                f"`inputs` must have rows for {chunks} equal chunks, got {array.shape}"
+                f"`inputs` must have rows that `chunks` = {chunks} divides, got {array.shape}"
             )
         return array.reshape(chunks, array.shape[0] // chunks, *array.shape[1:])
 

@@ -97,7 +97,7 @@ def test_wrong_arguments_are_named():
     for chunks, error in ((0, ValueError), (2.0, TypeError)):
         with raises(error, "`chunks` must be"):
             jaxloss.cached_value_and_grad(contrast, encode, chunks=chunks)  # pyright: ignore
-    with raises(ValueError, r"`inputs` must have rows for 4 equal chunks, got \(6, 5\)"):
+    with raises(ValueError, r"`inputs` must have rows that `chunks` = 4 divides, got \(6, 5\)"):
         BOTH(PARAMS, ({"x": jnp.ones((6, 5))}, INPUTS[1]))
     with raises(ValueError, "`keys` must be 2, as encoders, got 1"):
         BOTH(PARAMS, INPUTS, (jax.random.key(0),))

@@ -114,7 +114,7 @@ def test_impossible_batches_and_episodes_name_the_problem():
             "needs 4 .* 4 samples each; of the 5 classes, 3",
             lambda: of_class(LABELS, 4, 4),
         ),
-        (ValueError, "largest: 12, smallest: 1", lambda: of_class(LABELS, 1, 13)),
+        (ValueError, "1 have 12 or more", lambda: of_class(LABELS, 1, 13)),
         *(
             (ValueError, "of the 0 classes, 0 have", lambda none=none: of_class(none, 1, 1))
             for none in negative
