@@ -68,13 +68,13 @@ class Call(NamedTuple):
     def rows(self) -> Iterator[tuple[str, Any, bool]]:
         """The arrays that are annotated as `"*n ..."`, by name, and whether they have such a rank.
 
-        What is no array is left out.
+        Without a leading axis, `[C]` does not fit `"*n"` or `"*n C"`: it may be meant as `[n]`.
         """
         known, leading = dims_of(self.function), self.leading()
         for name, value in self.arguments.items():
             ranks = [len(x.split()) - 1 for x in known.get(name, ()) if x.split()[:1] == ["*n"]]
             if ranks and isinstance(value, jax.Array | np.ndarray | np.generic):
-                yield name, value, value.ndim - leading in ranks
+                yield name, value, value.ndim - leading in (ranks if leading else ranks[:1])
 
     def lengths(self, size: str) -> dict[str, int]:
         """The numbers of rows of the arguments whose first dimension has this name."""

@@ -195,9 +195,10 @@ def _of_flat_rows(function: Any, result: Result) -> Any:
         number = math.prod(shape)
         for name, array, fits in Call(function, dict(arguments)).rows():
             if not fits or array.shape[:leading] != shape:
+                hint = "" if leading else f"; for one sample, pass {first}[None], {name}[None]"
                 raise ValueError(
                     f"`{name}` must have the leading axes {shape} of `{first}` {scored.shape}, "
-                    f"got {array.shape}"
+                    f"got {array.shape}{hint}"
                 )
             arguments[name] = array.reshape(number, *array.shape[leading:])
         try:
