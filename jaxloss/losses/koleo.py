@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import jax
@@ -134,7 +135,5 @@ def _further(
 
 
 def _is_new(pair: Pair, _params: Any) -> Bool[Array, "a b"]:
-    position, new = pair.reference[0], True
-    for found in pair.anchor[1]:
-        new &= position != found
-    return new
+    position, found = pair.reference[0], pair.anchor[1]
+    return reduce(jnp.logical_and, [position != one for one in found])

@@ -109,7 +109,7 @@ def sigreg_loss(
     weights = weights[None, :, None] * used[:, None, :] * number / num_directions
     parts = in_blocks((rows, shares, mask), chunk or 1)
     arrays = batch.vary_alike((*parts, directions, weights, targets))
-    value = _statistic(low, axis_name, *arrays)
+    value: Any = _statistic(low, axis_name, *arrays)
     return batch.sum_over(value, axis_name)
 
 
