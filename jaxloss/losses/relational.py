@@ -109,7 +109,8 @@ def relational_loss(
         (Statistic(SUM, _weighted_gap, is_smooth=True),),
     )
     counts = sums.has_positive
-    values = jnp.where(counts, sums.positive - of_teacher.positive + gaps.positive, 0)
+    values = jnp.where(counts, sums.positive, 0) + gaps.positive
+    values = values - _log_sums_of_teacher((sums, of_teacher))
     return pairs.reduce(values, counts, sample_weights, reduction)
 
 

@@ -255,8 +255,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(options, messag
 @pytest.mark.parametrize(
     ("preset", "data", "message"),
     [
-        ("icons", "voc2007@16", "choose a preset of several labels, such as folder-labels"),
-        ("icons-groups", "voc2007@16", "any number of labels per image, and classification needs"),
+        ("icons", "voc2007@16", "choose the preset folder-labels"),
+        ("icons-groups", "voc2007@16", "any number of labels per image, and one is needed"),
         ("kanji", "icons", "choose the preset folder"),
     ],
 )

@@ -93,7 +93,7 @@ SWEEP = "--over loss.name=softmax,tight"
     [
         ("--over loss.name=", "must be OPTION=VALUE"),
         ("--over model.widths=4+x", "'x' must be of type int"),
-        ("--over loss.name=soft", "'soft' must be one of softmax, tight, loose; did you mean"),
+        ("--over loss.name=soft", "'soft' must be one of softmax, tight, loose, "),
         ("--over loss.name/data.classes=loose/5,loose/5", "the value 'loose/5' is repeated"),
         ("--over loss.name/data.classes=softmax", "1 values for 2 options"),
         ("--over seed=1,2", "use --seeds"),

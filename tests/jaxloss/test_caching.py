@@ -99,5 +99,5 @@ def test_wrong_arguments_are_named():
             jaxloss.cached_value_and_grad(contrast, encode, chunks=chunks)  # pyright: ignore
     with raises(ValueError, r"`inputs` must have rows that `chunks` = 4 divides, got \(6, 5\)"):
         BOTH(PARAMS, ({"x": jnp.ones((6, 5))}, INPUTS[1]))
-    with raises(ValueError, "`keys` must be 2, as encoders, got 1"):
+    with raises(ValueError, "`keys` must be a tuple of 2, one for each encoder, got 1"):
         BOTH(PARAMS, INPUTS, (jax.random.key(0),))

@@ -73,8 +73,8 @@ RULES = {
 """By the name of the rule, and of the case."""
 OF_LOW_PRECISION = {"_low_product", "_mixed", "with_cotangent_at_once", "_relative_to_some"}
 """They compute in float32: `test_products` has their derivatives."""
-OF_LOSSES = {"_two_stages", "_weighted_sum", "_scan_of_first", "in_blocks", "gram_of"}
-"""Rows of the loss table: SINCERE, SigLIP, prototypes and classes in blocks, direct sums."""
+OF_LOSSES = {"_two_stages", "_weighted_sum", "_scan_of_first", "in_blocks", "gram_of", "_statistic"}
+"""Rows of the loss table: SINCERE, SigLIP, prototypes, classes in blocks, direct sums, SIGReg."""
 
 
 def test_every_rule_is_tested():
