@@ -124,7 +124,7 @@ def test_impossible_batches_and_episodes_name_the_problem():
         (ValueError, r"shape \[n\], got \(30, 1\)", lambda: of_class(LABELS[:, None], 1, 1)),
         (ValueError, "of 11 ways.* of the 10 classes, 10", lambda: episodes_of(3, ways=11)),
         (ValueError, "at least 101 samples", lambda: episodes_of(3, queries=99)),
-        (ValueError, "smallest: 2", lambda: episode_classes(np.array([2, 3]), 1, 2, 2)),
+        (ValueError, "1 have 3 or more", lambda: episode_classes(np.array([2, 3]), 1, 2, 2)),
     ]
     for draw in (
         partial(of_class, ways=2, shots=1),
