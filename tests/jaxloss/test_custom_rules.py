@@ -58,6 +58,7 @@ RULES = {
         cosine_gaps(x, jnp.asarray(OTHER), jnp.asarray(VALID))[:, None]
     ),
     "softplus at 0": lambda x: _waves(softplus(x - POINT)),
+    "_statistic": lambda x: jaxloss.sigreg_loss(x, jax.random.PRNGKey(1), num_directions=3),
     "_statistics": lambda x: jaxloss.nca_loss(x, LABELS),
     "above_lowest": lambda x: jaxloss.class_wise_loss(x, TARGETS),
     "_moments": lambda x: jaxloss.vicreg_loss(x, OTHER),
