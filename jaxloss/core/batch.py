@@ -114,13 +114,17 @@ def nan_where_no_target(
 
 def nan_where_no_class(
     values: Float[Array, " n"],
-    labels: Integer[Array, " n"] | Float[Array, "n C"],
+    labels: Integer[Array, " n"],
     valid: Bool[Array, " n"],
     num_classes: int,
 ) -> Float[Array, " n"]:
-    """Returns `values` with NaN, also in gradients, where a valid label is ≥ C, or a target < 0."""
-    wrong = labels >= num_classes if labels.ndim == 1 else jnp.any(labels < 0, axis=1)
-    return values * (1 + nan_where(valid & wrong, values.dtype))
+    """Returns `values` with NaN, also in the gradient, where a valid label is C or more."""
+    return values * (1 + nan_where(valid & (labels >= num_classes), values.dtype))
+
+
+def mass_of(targets: Float[Array, "n C"]) -> Float[Array, " n"]:
+    """Returns the sums of the rows; infinity where a target is below 0."""
+    return jnp.sum(jnp.where(targets < 0, jnp.inf, targets), axis=1)
 
 
 def nan_where(condition: Bool[Array, " *shape"], dtype: DTypeLike) -> Float[Array, " *shape"]:

@@ -50,6 +50,8 @@ class OfLogits(NamedTuple):
     soft targets, over all classes."""
     total: Float[Array, " n"]
     """Sum over the classes."""
+    mass: Float[Array, " n"] | None
+    """Sum of soft targets; infinity where one is below 0."""
     watched: tuple[Float[Array, " n"], Float[Array, " n"]] | None
     """For metrics, without a gradient: the logit of the row's class, and the largest of others."""
 
@@ -149,7 +151,8 @@ def rows_of_block(kind: Kind, inputs: Inputs) -> int | None:
     if most < 128 or number <= dim or dim < 128:
         return None
     if inputs.targets is not None:  # To fill up the last block would be a copy of all targets.
-        return next((rows for rows in range(most, 127, -1) if number % rows == 0), None)
+        even = (rows for rows in range(128, 2 * most) if number % rows == 0)
+        return min(even, key=lambda rows: abs(rows - most), default=None)
     blocks = -(-number // most)
     return -(-number // (8 * blocks)) * 8
 
@@ -186,7 +189,7 @@ def over_classes(kind: Kind, inputs: Inputs, class_axis_name: AxisName | None = 
     if found.watched is not None:
         largest = batch.max_over(found.watched[1], class_axis_name)
         watched = lax.stop_gradient(target), largest
-    return OfLogits(target, rest, total, watched)
+    return OfLogits(target, rest, total, None, watched)
 
 
 class _OfSomeLogits(NamedTuple):
@@ -195,6 +198,7 @@ class _OfSomeLogits(NamedTuple):
     target: Float[Array, " n"]
     rest: Part
     total: Float[Array, " n"]
+    mass: Float[Array, " n"] | None
     watched: tuple[Float[Array, " n"], Float[Array, " n"]] | None
 
 
@@ -213,15 +217,16 @@ def _sums(
     else:
         rest = logsumexp.part_relative_to(peak, logits, others, axis=1)
     if targets is None:
-        target = jnp.sum(jnp.where(is_label, logits, 0), axis=1)
+        target, mass = jnp.sum(jnp.where(is_label, logits, 0), axis=1), None
     else:
         target = jnp.sum(targets * _zero_if_left_out(targets, logits), axis=1)
+        mass = batch.mass_of(targets)
     watched = None
     if _is_watched(kind, targets):
         fixed = lax.stop_gradient(logits)
         largest = jnp.max(jnp.where(is_label, -jnp.inf, fixed), axis=1, initial=-jnp.inf)
         watched = jnp.sum(jnp.where(is_label, fixed, 0), axis=1), largest
-    return _OfSomeLogits(target, rest, jnp.sum(logits, axis=1), watched)
+    return _OfSomeLogits(target, rest, jnp.sum(logits, axis=1), mass, watched)
 
 
 def _is_watched(kind: Kind, targets: Float[Array, "n _"] | None) -> bool:
@@ -240,8 +245,8 @@ def _merge(a: _OfSomeLogits, b: _OfSomeLogits) -> _OfSomeLogits:
     watched = None
     if a.watched is not None and b.watched is not None:
         watched = a.watched[0] + b.watched[0], jnp.maximum(a.watched[1], b.watched[1])
-    rest = logsumexp.merge(a.rest, b.rest)
-    return _OfSomeLogits(a.target + b.target, rest, a.total + b.total, watched)
+    rest, mass = logsumexp.merge(a.rest, b.rest), jax.tree.map(jnp.add, a.mass, b.mass)
+    return _OfSomeLogits(a.target + b.target, rest, a.total + b.total, mass, watched)
 
 
 def _result(kind: Kind, sums: _OfSomeLogits) -> OfLogits:
@@ -250,7 +255,7 @@ def _result(kind: Kind, sums: _OfSomeLogits) -> OfLogits:
     watched = sums.watched
     if kind.has_metrics and watched is None:
         watched = lax.stop_gradient(sums.target), sums.rest.peak
-    return OfLogits(sums.target, rest, sums.total, watched)
+    return OfLogits(sums.target, rest, sums.total, sums.mass, watched)
 
 
 _SAMPLED = 128
@@ -408,7 +413,8 @@ def _visited(
 
     zero = jnp.zeros_like(features, shape=features.shape[:1])
     watched = (zero, zero - jnp.inf) if _is_watched(kind, inputs.targets) else None
-    nothing = _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero, watched)
+    mass = None if inputs.targets is None else zero
+    nothing = _OfSomeLogits(zero, Part(zero - jnp.inf, zero), zero, mass, watched)
     return _over_blocks(visit, (nothing, kept), weights.shape[1], kind.block_size)
 
 
@@ -470,7 +476,7 @@ def _loaded(
 def _backward(kind: Kind, residuals: Any, cotangents: OfLogits) -> tuple[Inputs]:
     inputs, rest, kept, norms, of_targets = residuals
     features, factors, _, weights, bias, targets, cap = inputs
-    slopes = [jnp.zeros_like(rest) if isinstance(x, SymbolicZero) else x for x in cotangents[:3]]
+    slopes = [jnp.zeros_like(rest) if isinstance(x, SymbolicZero) else x for x in cotangents[:4]]
     rows = _exact_in(kind.low[0], features)
     is_single = _is_single(kind, inputs)
     # XLA multiplies row-major factors fastest on a CPU.
@@ -539,7 +545,7 @@ in_blocks.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def _slopes(
-    of_block: tuple[Array, Any, Array | None, _Own], rest: Float[Array, " n"], slopes: list[Array]
+    of_block: tuple[Array, Any, Array | None, _Own], rest: Float[Array, " n"], slopes: list[Any]
 ) -> tuple[Float[Array, "n _"], Float[Array, "n B"], Any, Any]:
     """Returns the gradients by products, logits without a cap, targets and cap, of a block.
 
@@ -548,13 +554,13 @@ def _slopes(
     products, for_logits, cap, (is_label, targets) = of_block
     plain, to_products = jax.vjp(lambda products: _logits(products, *for_logits), products)
     logits, to_plain = jax.vjp(_capped, plain, cap)
-    of_target, of_rest, of_total = (x[:, None] for x in slopes)
+    of_target, of_rest, of_total, *of_mass = (x[:, None] for x in slopes if x is not None)
     if targets is None:
         d_logits = of_rest * jnp.exp(jnp.where(is_label, 0, logits - rest[:, None]))
         d_logits, d_targets = jnp.where(is_label, of_target, d_logits), None
     else:
         d_logits = of_rest * jnp.exp(logits - rest[:, None]) + of_target * targets
-        d_targets = of_target * _zero_if_left_out(targets, logits)
+        d_targets = of_target * _zero_if_left_out(targets, logits) + of_mass[0]
     d_plain, d_cap = to_plain(d_logits + of_total)
     return to_products(d_plain)[0], d_plain, d_targets, d_cap
 

@@ -191,7 +191,7 @@ def classifier_loss(
     else:
         found = class_blocks.over_classes(kind, inputs, class_axis_name)
         num_classes = num_own * (1 if class_axis_name is None else batch.axis_size(class_axis_name))
-        values, *of_rows = _values(found, terms, labels, valid, num_classes)
+        values, *of_rows = _values(found, terms, inputs.labels, valid, num_classes)
         loss = batch.reduce(values, valid, sample_weights, reduction, axis_name)
         watched = [jnp.sum(jnp.where(valid, x, 0)) for x in of_rows]
     if not metrics:
@@ -238,13 +238,13 @@ class _Terms(NamedTuple):
 def _values(
     found: OfLogits,
     terms: _Terms,
-    labels: Integer[Array, " n"] | Float[Array, "n C"],
+    labels: Integer[Array, " n"],
     valid: Bool[Array, " n"],
     num_classes: int,
 ) -> list[Float[Array, " n"]]:
     """Returns the losses, from the logits β z without margins, and what metrics are means of."""
     margins, own_bias, scale, label_smoothing, penalty = terms
-    target, rest, total, watched = found
+    target, rest, total, mass, watched = found
     # Without angles, no cosine is needed.
     cosines = target if margins.angle is None else target / scale
     if own_bias is not None:  # The logit is β (cos θ + b).
@@ -252,7 +252,7 @@ def _values(
         cosines = jnp.where(own_bias == -jnp.inf, 0, cosines - own_bias)
     lowered_by = scale * lowering(margins, cosines)
     log_sum = rest
-    if labels.ndim == 1:
+    if mass is None:
         # −log(e^a / (e^a + e^b)) = softplus(b − a) does not cancel for a small loss. Margins come
         # after the difference: beside a large logit, they would be lost.
         gap = rest - target + lowered_by
@@ -261,7 +261,7 @@ def _values(
             larger = jnp.where(gap > 0, rest, target - lowered_by)
             log_sum = larger + softplus(jnp.where(gap > 0, -gap, gap))
     else:
-        mass = jnp.sum(jnp.where(valid[:, None], labels.astype(rest.dtype), 0), axis=1)
+        mass = mass + batch.zero_or_nan(mass)
         values = mass * rest - target
     if is_on(label_smoothing):
         gaps = target - mass * (total / num_classes) - lowered_by * (1 - 1 / num_classes)
@@ -273,9 +273,7 @@ def _values(
     values = batch.nan_where_no_class(values, labels, valid, num_classes)
     if watched is None:
         return [values]
-    hits = watched[0] > watched[1]
-    if labels.ndim == 1:
-        hits = hits & (labels < num_classes)
+    hits = (watched[0] > watched[1]) & (labels < num_classes)
     log_sum = batch.nan_where_no_class(log_sum, labels, valid, num_classes)
     return [values, hits.astype(values.dtype), lax.stop_gradient(log_sum)]
 
@@ -332,7 +330,6 @@ def _total(
     own = jnp.where(valid, labels.astype(jnp.int32), -1)
     inputs = Inputs(features, None, own, vectors, bias, targets, cap)
     found: Any = class_blocks.in_blocks(known.kind, inputs)
-    of_labels = labels if targets is None else targets
-    values, *watched = _values(found, terms, of_labels, valid, vectors.shape[1])
+    values, *watched = _values(found, terms, labels, valid, vectors.shape[1])
     total = jnp.sum(shares * jnp.where(valid, values, 0))
     return total, [jnp.sum(jnp.where(valid, x, 0)) for x in watched]

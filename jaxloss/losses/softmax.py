@@ -88,9 +88,9 @@ def softmax_loss(
         targets = batch.zero_invalid(labels.astype(logits.dtype), valid)
         # Neither 0 · ∞, nor a gradient of ∞ by a target of a class that is left out.
         left_out = (targets == 0) & (relative == -jnp.inf)
-        terms = targets * jnp.where(left_out, 0, log_total[:, None] - relative)
-        values = batch.nan_where_no_class(jnp.sum(terms, axis=1), labels, valid, 0)
-        total = jnp.sum(targets, axis=1)
+        total = batch.mass_of(targets)
+        total = total + batch.zero_or_nan(total)
+        values = total * log_total - jnp.sum(targets * jnp.where(left_out, 0, relative), axis=1)
     if is_on(label_smoothing):
         uniform = total * (log_total - jnp.mean(relative, axis=1))
         if isinstance(label_smoothing, jax.Array):  # At 0, a class that is left out adds nothing.
