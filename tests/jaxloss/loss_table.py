@@ -394,7 +394,7 @@ def paired(loss: Callable[..., Any], xp: Any = jnp) -> Callable[..., Any]:
         if hits:  # A further key may have the id of a query.
             options["key_ids"] = xp.concatenate([labels, labels - 3 * (labels % 2)])
         if guided:
-            options["guide"] = xp.concatenate([features, keys[: len(features)]], 1)
+            options["guide"] = xp.concatenate([features, keys[: features.shape[0]]], 1)
             guides = [keys, xp.roll(keys, 3, 1)]
             options["key_guide"] = xp.concatenate(guides, 1)
             if alone:

@@ -258,6 +258,8 @@ def dense_metrics(towers: Towers, options: dict[str, Any], params: dict[str, flo
     found, params = [], dict(params)
     line = (params.pop("scale", 1 / params.pop("temperature", 1.0)), params.pop("bias", 0.0))
     of_loss = "symmetric", PENALTY, "positive_in_denominator"
+    decoupled = not options.get("positive_in_denominator", True)
+    sides = 1 + options.get("symmetric", False)
     options = {k: x for k, x in (options | params).items() if k not in of_loss}
 
     @references.over_pairs
@@ -265,9 +267,11 @@ def dense_metrics(towers: Towers, options: dict[str, Any], params: dict[str, flo
         def logits(s):
             return line[0] * s + line[1]
 
-        of_queries, _ = references.candidates(queries, keys, ids, logits, **of_rows)
-        found.extend(of_queries)
-        return np.zeros(len(of_queries))
+        both = references.candidates(queries, keys, ids, logits, **of_rows)[:sides]
+        for of_row in zip(*both, strict=True):
+            if not decoupled or all(any(not x for *_, x in side) for side in of_row):
+                found.append(of_row[0])
+        return np.zeros(len(both[0]))
 
     features, masks = split(towers)
     keep(**features, **masks, **options)
