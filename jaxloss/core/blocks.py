@@ -16,6 +16,14 @@ Total: TypeAlias = Callable[[Any, Any, Any], tuple[Float[Array, ""], Any]]
 a pytree of further sums, which have no gradient."""
 
 
+def even_size(number: int, least: int, most: int) -> int | None:
+    """Returns the largest size of blocks that hold this number of rows without padding, if any.
+
+    To fill up the last block is to copy all rows.
+    """
+    return next((size for size in range(most, least - 1, -1) if number % size == 0), None)
+
+
 def in_blocks(arrays: Any, size: int) -> Any:
     """Returns every array `[n, ...]` as `[ceil(n / size), size, ...]`, padded with zeros."""
 

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Integer
 from jaxloss.core import batch, linear, logsumexp
 from jaxloss.core.backend import indices, on_cpu
 from jaxloss.core.batch import AxisName
+from jaxloss.core.blocks import even_size
 from jaxloss.core.checks import Number
 from jaxloss.core.logsumexp import Part, is_at_most, unless_left_out
 from jaxloss.core.products import (
@@ -150,9 +151,8 @@ def rows_of_block(kind: Kind, inputs: Inputs) -> int | None:
     most = (2**22 if on_cpu() else 2**26) // (inputs.weights.size // dim)
     if most < 128 or number <= dim or dim < 128:
         return None
-    if inputs.targets is not None:  # To fill up the last block would be a copy of all targets.
-        even = (rows for rows in range(128, 2 * most) if number % rows == 0)
-        return min(even, key=lambda rows: abs(rows - most), default=None)
+    if inputs.targets is not None:
+        return even_size(number, 128, min(3 * most // 2, 1024))
     blocks = -(-number // most)
     return -(-number // (8 * blocks)) * 8
 

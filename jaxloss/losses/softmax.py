@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,9 +11,11 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Integer, Real
 
 from jaxloss.core import batch, checks
+from jaxloss.core.backend import on_cpu
 from jaxloss.core.batch import AxisName, Reduction
+from jaxloss.core.blocks import even_size, in_blocks, sum_of_blocks
 from jaxloss.core.checks import Number
-from jaxloss.core.linear import widen
+from jaxloss.core.linear import sizes_are_known, widen
 from jaxloss.core.logsumexp import is_on, softplus, unless_left_out
 from jaxloss.core.sharding import divided
 from jaxloss.losses.margins import lowering, margins_of_samples
@@ -79,12 +82,51 @@ def softmax_loss(
         "label_smoothing", label_smoothing, logits.dtype, at_least=0, below=1
     )
     penalty = checks.in_range("logsumexp_penalty", logsumexp_penalty, logits.dtype)
+    numbers = label_smoothing, penalty
+    if labels.ndim == 1:
+        values = _values(numbers, logits, labels, valid)
+        return batch.reduce(values, valid, sample_weights, reduction, axis_name)
+    checks.same_shape("labels", labels, "logits", logits)
+    size = _rows_of_block(logits, numbers)
+    if size is None or reduction == "none":
+        values = _values(numbers, logits, labels, valid)
+        return batch.reduce(values, valid, sample_weights, reduction, axis_name)
+    shares = batch.shares(valid, sample_weights, reduction, axis_name, logits.dtype)
+    blocks = in_blocks(((logits, labels, shares), valid), size)
+    total, _ = sum_of_blocks((partial(_total, numbers),) * 2, *batch.vary_alike((*blocks, ())))
+    return batch.sum_over(total, axis_name)
+
+
+def _rows_of_block(logits: Float[Array, "n C"], numbers: tuple[Number, Number]) -> int | None:
+    """Returns how many rows of logits and targets stay in the cache of a CPU, where it matters."""
+    number, num_classes = logits.shape
+    is_traced = any(isinstance(x, jax.Array) for x in numbers)
+    if is_traced or not on_cpu() or not sizes_are_known(number) or logits.size < 2**18:
+        return None
+    most = 2**17 // num_classes
+    return even_size(number, max(most // 4, 8), max(most, 32))
+
+
+def _total(numbers: Any, floats: Any, valid: Any, shared: Any) -> tuple[Float[Array, ""], Any]:
+    """Returns the loss of a block of rows, for `sum_of_blocks`."""
+    logits, targets, shares = floats
+    values = _values(numbers, logits, targets, valid)
+    return jnp.sum(shares * jnp.where(valid, values, 0)), shared
+
+
+def _values(
+    numbers: tuple[Number, Number],
+    logits: Float[Array, "n C"],
+    labels: Integer[Array, " n"] | Float[Array, "n C"],
+    valid: Bool[Array, " n"],
+) -> Float[Array, " n"]:
+    """Returns the losses of the rows, with this `label_smoothing` and `logsumexp_penalty`."""
+    label_smoothing, penalty = numbers
     relative, log_total, peak = relative_to_peak(logits, valid)
     total: Any = 1
     if labels.ndim == 1:
         values = cross_entropy(relative, log_total, labels, valid)
     else:
-        checks.same_shape("labels", labels, "logits", logits)
         targets = batch.zero_invalid(labels.astype(logits.dtype), valid)
         # Neither 0 · ∞, nor a gradient of ∞ by a target of a class that is left out.
         left_out = (targets == 0) & (relative == -jnp.inf)
@@ -98,7 +140,7 @@ def softmax_loss(
         values = (1 - label_smoothing) * values + label_smoothing * uniform
     if is_on(penalty):
         values = values + penalty * jnp.square(peak + log_total)
-    return batch.reduce(values, valid, sample_weights, reduction, axis_name)
+    return values
 
 
 @divided
