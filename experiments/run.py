@@ -549,12 +549,14 @@ def predict(run: RestoredRun, images: Any, *, folders: Folders = Folders()) -> I
     """A line for each new image of `features_of`: the three most probable classes.
 
     Of several labels, those of the largest logits. Without a classifier: the three training images
-    of the largest cosine; of a run for other classes than those of training, those of both.
+    of the largest cosine; of a run for other classes than those of training, those of both. The
+    log has a line for each image that cannot be read.
     """
     from scipy.special import softmax  # Slow to import.
 
     protocol: Any = run.plan.protocol
-    found, names = features_of(run, images), run.class_names
+    names = run.class_names
+    found = run.outputs_of(new_images(run.plan.config.data.name, images, names, skip=_warn))
     if run.objective.classifier_state is None or protocol.splits != SPLITS:
         splits = protocol.splits[:1] if protocol.splits == SPLITS else protocol.splits[::2]
         every = [features_of(run, of, folders=folders, most=10_000) for of in splits]

@@ -7,7 +7,7 @@ import io
 import itertools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,11 +136,17 @@ def load_split(
     return ImageSet(images, labels, class_names, files)
 
 
-def new_images(name: str, images: Any, class_names: tuple[str, ...]) -> ImageSet:
+def new_images(
+    name: str,
+    images: Any,
+    class_names: tuple[str, ...],
+    skip: Callable[[str], None] | None = None,
+) -> ImageSet:
     """Images without labels, resized as those of the data set `name`.
 
     They are uint8 [n, h, w, 1 or 3], or paths of files and folders, one or several; of a folder,
-    all images, also in its subfolders. A `DamagedArchiveError` names what cannot be read.
+    all images, also in its subfolders. A `DamagedArchiveError` names what cannot be read; with
+    `skip`, which is called with the reasons, only where nothing can.
     """
     files, dtype = None, getattr(images, "dtype", np.dtype(object))
     if dtype.kind not in "OU":
@@ -156,7 +162,20 @@ def new_images(name: str, images: Any, class_names: tuple[str, ...]) -> ImageSet
     if not of:
         raise ConfigError("there is no image; give JPEG or PNG files, or folders with some")
     dataset = lookup(name)
-    stored = [{"image": encoded} for encoded in of_every_image(dataset.encode, of)]
+
+    def encoded(number: int) -> tuple[int, bytes] | None:
+        try:
+            return number, dataset.encode(of[number])
+        except DamagedArchiveError as error:
+            if skip is None or len(of) == 1:
+                raise
+            skip(str(error))
+
+    found = dict(of_every_image(encoded, range(len(of))))
+    if not found:
+        raise DamagedArchiveError("none of the images can be read")
+    files = None if files is None else files[[*found]]
+    stored = [{"image": content} for content in found.values()]
     source = SimpleNamespace(__getitems__=lambda rows: [stored[row] for row in rows])
     table = RecordImages(source, dataset, Path(), np.arange(len(stored)))
     labels = np.full((len(stored), len(class_names)), -1, np.int8)
@@ -170,7 +189,7 @@ def _images_of(path: Path) -> list[Path]:
         return [path]
     found = sorted(list_files(path))
     images = [file for file in found if is_image(file.name)]
-    for line in left_out({*found} - {*images}, path, "file", "without an image"):
+    for line in left_out({*found} - {*images}, path, "file", "of other kinds"):
         _log.warning("%s: %s", readable(path), line)
     return images
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from experiments.core.terminal import has_controls
@@ -21,6 +21,21 @@ _OF_SYSTEMS = {
     *("lost+found", "$recycle.bin", "system volume information", "network trash folder"),
     *("temporary items", "thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "icon\r"),
 }
+
+_PICTURES = {
+    ".heic",
+    ".heif",
+    ".jxl",
+    ".psd",
+    ".svg",
+    ".pdf",
+    ".cr2",
+    ".cr3",
+    ".nef",
+    ".arw",
+    ".dng",
+}
+"""Extensions of pictures that are not read."""
 
 
 def _is_of_system(name: str) -> bool:
@@ -68,7 +83,7 @@ def list_files(folder: Path) -> list[Path]:
     return files
 
 
-def left_out(paths: Iterable[Path], folder: Path, noun: str, why: str) -> list[str]:
+def left_out(paths: Collection[Path], folder: Path, noun: str, why: str) -> list[str]:
     """A line with the number of a folder's files or folders (`noun`), why, and the first names.
 
     No line if there are none.
@@ -76,8 +91,9 @@ def left_out(paths: Iterable[Path], folder: Path, noun: str, why: str) -> list[s
     names = sorted(readable(path.relative_to(folder)) for path in paths)
     count = f"{len(names)} {noun}" + "s" * (len(names) > 1)
     shown = ", ".join(names[:10]) + ", …" * (len(names) > 10)
-    heic = "; convert HEIC to JPEG" * any(re.search(r"(?i)\.hei[cf]$", name) for name in names)
-    return [f"left out {count} {why}: {shown}{heic}"] if names else []
+    kinds = sorted({path.suffix.lower() for path in paths} & _PICTURES)
+    convert = f"; convert {' and '.join(kinds)} to JPEG or PNG" * bool(kinds)
+    return [f"left out {count} {why}: {shown}{convert}"] if names else []
 
 
 def class_name(folder: Path) -> str:
@@ -101,7 +117,7 @@ def list_classes(folder: Path) -> tuple[dict[str, list[Path]], list[str]]:
         images = classes.setdefault(class_name(path), [])
         for file in list_files(path):
             (images if is_image(file.name) else others).append(file)
-    return classes, left_out(others, folder, "file", "without an image")
+    return classes, left_out(others, folder, "file", "of other kinds")
 
 
 def read_folders(folder: Path) -> ClassSplit:

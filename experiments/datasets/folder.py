@@ -15,7 +15,7 @@ import io
 import os
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote_to_bytes
 import numpy as np
 from PIL import Image, ImageColor
 
-from experiments.core.errors import ConfigError, nearest_path
+from experiments.core.errors import ConfigError, ExperimentError, nearest_path
 from experiments.core.storage import cache_folder, load_json, storage_path, write_json
 from experiments.core.terminal import has_controls
 from experiments.datasets.archives import (
@@ -150,9 +150,9 @@ class _Listing(NamedTuple):
     left_out: list[str]
     """Lines on what is not taken."""
 
-    def key(self, colour: str) -> str:
-        """A hash that changes with the names, labels, sizes and times of the files."""
-        parts = [colour, *(type(split).__name__ for split in self.splits.values())]
+    def key(self, name: str) -> str:
+        """A hash that changes with the name, and names, labels, sizes and times of the files."""
+        parts = [name, *(type(split).__name__ for split in self.splits.values())]
         with reading(readable(self.root), "folder of images"):
             for file in self.files:
                 status = file[2].stat()
@@ -165,14 +165,15 @@ def own_dataset(name: str) -> Dataset:
     own = parse(name)
     shown, again = readable(own.path), "put the files back, or train again in another directory"
     try:
-        listing, dataset, key = _examine(own)
+        listing, dataset, unchanged = _examine(own)
         if own.content not in ("", _content(dataset)):
             raise ConfigError(f"{shown} has changed since the run was trained on it; {again}")
     except (ConfigError, DamagedArchiveError):
         if not own.content or (known := _remembered(own.content)) is None:
             raise
-        listing, dataset, key = None, known, ""  # It may still be prepared.
+        listing, dataset, unchanged = None, known, lambda: True  # It may still be prepared.
     size, channels = int(own.size or dataset.image_shape[0]), dataset.image_shape[2]
+    remarks = (*dataset.remarks, *(listing.left_out if listing else ()))
 
     def check() -> None:
         if listing is None:
@@ -181,7 +182,7 @@ def own_dataset(name: str) -> Dataset:
             )
 
     def verify() -> None:
-        if listing is not None and listing.key(own.colour) != key:
+        if not unchanged():
             _examine_again.cache_clear()
             raise DamagedArchiveError(f"{shown} has changed while it was read; run again")
 
@@ -200,7 +201,8 @@ def own_dataset(name: str) -> Dataset:
             split: [os.path.normpath(own.path / os.fsdecode(unquote_to_bytes(n))) for n in names]
             for split, names in dataset.files.items()
         },
-        details=(*dataset.details, *dataset.remarks, *(listing.left_out if listing else ())),
+        remarks=remarks,
+        details=(*dataset.details, *remarks),
         verify=verify,
     )
 
@@ -213,8 +215,8 @@ def _content(dataset: Dataset) -> str:
 # --- What there is ------------------------------------------------------------------------------
 
 
-def _examine(own: Named) -> tuple[_Listing, Dataset, str]:
-    """The files of a folder, what is measured of them, and their key."""
+def _examine(own: Named) -> tuple[_Listing, Dataset, Callable[[], bool]]:
+    """The readable images of a folder, what is measured, and whether its files are the same."""
     path = own.path
     places = [path, *path.glob("*/")] if path.is_dir() else [path]
     places += [sub for place in places if place.name.lower() in _SPLITS for sub in place.glob("*/")]
@@ -227,22 +229,77 @@ def _examine(own: Named) -> tuple[_Listing, Dataset, str]:
 @functools.lru_cache(maxsize=8)
 def _examine_again(
     path: Path, colour: str, times: tuple[int, ...]
-) -> tuple[_Listing, Dataset, str]:
-    listing = _list(path)
-    check_splits(listing.splits)
-    key = listing.key(colour)
-    if (dataset := _remembered(key)) is None or not dataset.files:
-        facts = _measure(listing, colour or "white")
-        # Quoted, because a name need not be UTF-8.
-        relative = ((split, os.path.relpath(file, path)) for split, _, file in listing.files)
-        facts["files"] = grouped((split, quote(os.fsencode(name))) for split, name in relative)
-        dataset = Dataset(layouts=(), **facts)
-        if listing.key(colour) == key:
-            with contextlib.suppress(OSError):  # They only save time.
-                cache_folder("folders").mkdir(parents=True, exist_ok=True)
-                for stem in (key, _content(dataset)):
-                    write_json(cache_folder("folders") / f"{stem}.json", facts)
-    return listing, dataset, key
+) -> tuple[_Listing, Dataset, Callable[[], bool]]:
+    def quoted(file: Path) -> str:  # Because a name need not be UTF-8.
+        return quote(os.fsencode(os.path.relpath(file, path)))
+
+    def unchanged() -> bool:
+        return every.key(f"{path}@{colour}") == key
+
+    every = _list(path)
+    check_splits(every.splits)
+    key = every.key(f"{path}@{colour}")
+    if (dataset := _remembered(key)) is not None and dataset.files:
+        known = set().union(*dataset.files.values())
+        broken = {file for _, _, file in every.files if quoted(file) not in known}
+        return _without(every, broken), dataset, unchanged
+    examined = _examined(every)
+    broken = {file: str(of) for file, of in examined.items() if isinstance(of, Exception)}
+    why = [text.replace(f"{readable(every.root)}/", "", 1) for _, text in sorted(broken.items())]
+    shown = "; ".join(why[:5]) + "; …" * (len(why) > 5)
+    count = "1 damaged image" if len(why) == 1 else f"{len(why)} damaged images"
+    lines = [f"left out {count}: {shown}"] * bool(why)
+    try:
+        listing = _without(every, broken)
+    except ExperimentError as error:
+        raise DamagedArchiveError(f"{lines[0]}. Without them, {error}") from error
+    if lost := sorted(_names(every) - _names(listing)):
+        lines.append(f"left out {', '.join(lost)[:300]}: none of their images can be read")
+    facts = _measure(listing, examined, colour or "white")
+    facts["remarks"] = (*lines, *facts["remarks"])
+    facts["files"] = grouped((split, quoted(file)) for split, _, file in listing.files)
+    dataset = Dataset(layouts=(), **facts)
+    if unchanged():
+        with contextlib.suppress(OSError):  # They only save time.
+            cache_folder("folders").mkdir(parents=True, exist_ok=True)
+            for stem in (key, _content(dataset)):
+                write_json(cache_folder("folders") / f"{stem}.json", facts)
+    return listing, dataset, unchanged
+
+
+def _names(listing: _Listing) -> set[str]:
+    """All classes or labels."""
+    return set().union(*(split.counts() for split in listing.splits.values()))
+
+
+def _examined(listing: _Listing) -> dict[Path, Any]:
+    """Reads and decodes every file: its hash and what is seen in it, or the error."""
+
+    def examine(item: tuple[str, str, Path]) -> tuple[Path, Any]:
+        try:
+            image = inspect_image(SourceImage(item[2], readable(item[2])))
+            with item[2].open("rb") as file:
+                return item[2], (hashlib.file_digest(file, "sha256").hexdigest(), image)
+        except DamagedArchiveError as error:
+            return item[2], error
+
+    return dict(of_every_image(examine, listing.files))
+
+
+def _without(listing: _Listing, broken: Collection[Path]) -> _Listing:
+    """The listing without files that cannot be read, and without classes of such files alone."""
+    if not broken:
+        return listing
+    several = any(isinstance(split, MultiLabelSplit) for split in listing.splits.values())
+    images = {split: dict[Path, set[str]]() for split in listing.splits}
+    for split, labels, file in listing.files:
+        if file not in broken:
+            images[split][file] = {*labels.split("|")} - {""} if several else {labels}
+    if empty := [split for split, of in images.items() if not of]:
+        raise DamagedArchiveError(f"there is no image of the split {empty[0]}")
+    rest = _listing(listing.root, images, listing.left_out, several)
+    check_splits(rest.splits)
+    return rest
 
 
 def _remembered(stem: str) -> Dataset | None:
@@ -417,26 +474,19 @@ def _read_csv(path: Path) -> _Listing:
 # --- What is measured ---------------------------------------------------------------------------
 
 
-def _measure(listing: _Listing, background: str) -> dict[str, Any]:
-    """Reads all files, few of which are decoded: fields of the `Dataset` as JSON types."""
+def _measure(listing: _Listing, examined: dict[Path, Any], background: str) -> dict[str, Any]:
+    """What is measured, of files that were `_examined`: fields of the `Dataset` as JSON types."""
     files, train = listing.files, next(iter(listing.splits))
     several = isinstance(listing.splits[train], MultiLabelSplit)
-
-    def examine(item: tuple[str, str, Path]) -> tuple[str, Any]:
-        image = inspect_image(SourceImage(item[2], readable(item[2])))
-        with item[2].open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest(), image
-
-    examined = [*of_every_image(examine, files)]
-    images = [image for _, image in examined]
+    images = [examined[file][1] for _, _, file in files]
     transparent = sum(image.transparent for image in images)
     tinted = transparent and len({*ImageColor.getrgb(background)}) > 1
     channels = 1 if all(image.grey for image in images) and not tinted else 3
     largest = max(image.largest for image in images)
     bits = max(8, largest.bit_length()) if largest else 16
     whole, first, copies = hashlib.sha256(), dict[str, tuple[str, str]](), list[str]()
-    for (split, labels, file), (hashed, _) in zip(files, examined, strict=True):
-        name = _nfc(readable(file.relative_to(listing.root)))
+    for split, labels, file in files:
+        hashed, name = examined[file][0], _nfc(readable(file.relative_to(listing.root)))
         whole.update(repr((split, labels, name, hashed)).encode())
         # A copy of a file of another split or, without splits, of any other.
         at, other = first.setdefault(hashed, (split, name))

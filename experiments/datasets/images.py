@@ -184,9 +184,9 @@ class Inspected(NamedTuple):
 
 
 def inspect_image(image: SourceImage) -> Inspected:
-    """What an image needs of its data set; most images are not decoded for it."""
+    """What an image needs of its data set; it is decoded, JPEG at a part of its size."""
     with _opened(image) as opened:
-        transparent, largest = opened.has_transparency_data, 0
+        side, transparent, largest = min(opened.size), opened.has_transparency_data, 0
         deep = opened.mode.startswith("I;16")
         if deep and opened.format in ("PNG", "TIFF") and _white(opened, 0) == 0:
             levels = np.asarray(opened)
@@ -195,7 +195,9 @@ def inspect_image(image: SourceImage) -> Inspected:
         elif transparent:
             transparent = opened.convert("RGBA").getchannel("A").getextrema()[0] < 255  # pyright: ignore
         grey = opened.mode in ("1", "L", "LA", "La", "I", "F") or deep
-        return Inspected(min(opened.size), grey, transparent, largest)
+        opened.draft(None, (64, 64))
+        _decoded(opened, 1, "white", 16)  # Raises for damaged pixels.
+        return Inspected(side, grey, transparent, largest)
 
 
 def _white(image: Image.Image, bits: int) -> int | None:

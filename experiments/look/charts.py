@@ -11,18 +11,18 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments.evaluation import classification
 from experiments.evaluation import feature_space as space
-from experiments.look.page import Picture, Tile, draw_rows, short
+from experiments.look.page import Picture, Tile, draw_rows, short, wrapped
 from experiments.look.view import Side, View
 from experiments.papers.hyperspherical import calibrated_logits
 from experiments.reporting.markdown import scaled, with_unit
 from experiments.reporting.style import BLUE, COLORS, GREY, INK, VERMILLION
 from experiments.training.run_directory import METRICS_FILE, read_metrics
 
-_STRIP = 1.8  # Inches of the height of a row of images below a chart.
-_PAIRS = 5
+_STRIP = 2.0  # Inches of the height of a row of images below a chart.
 _NAMED = 60  # Names are written beside a matrix of at most so many classes.
 _WORST = 10
-_NAMED = 30  # At most so many bars have names.
+_BARS = 30  # At most so many bars have names.
+_LEVEL = 6  # At most so many of them side by side.
 _LONG_TAIL = 10  # Ratio of the largest to the smallest class from which a tail is drawn.
 _BINS = 15
 
@@ -42,7 +42,8 @@ def similarity(view: View) -> Picture | None:
         "similarity",
         f"Similarity of the {noun}",
         f"Cosine between the mean features of two {noun}. Brightest: those {noun} that the "
-        f"features tell apart least. Below: the most similar pairs of {view.shown.split} {noun}.",
+        f"features tell apart least. Below: the most similar pairs of {view.shown.split} {noun}, "
+        "with their cosines.",
         ((inches + 0.8) * len(sides), inches + _STRIP),
     )
     rows: list[Any] = [[side.split for side in sides], ["pairs"] * len(sides)]
@@ -54,7 +55,7 @@ def similarity(view: View) -> Picture | None:
         itself = np.eye(len(cosines), dtype=bool)  # The ones of the diagonal.
         different = cosines[~itself]
         drawn = axes.imshow(np.where(itself, np.nan, cosines), cmap="cividis")
-        ticks = [short(name, 14) for name in names] if len(names) <= _NAMED else []
+        ticks = [short(name, 20) for name in names] if len(names) <= _NAMED else []
         font = min(9, 54 * inches / len(names))  # Points; names fill three quarters of the side.
         axes.set_yticks(range(len(ticks)), ticks, fontsize=font)
         axes.set_xticks(range(len(ticks)), ticks, fontsize=font, rotation=90)
@@ -67,9 +68,9 @@ def similarity(view: View) -> Picture | None:
             "most_similar": [(names[a], names[b], cosines[a, b]) for a, b in pairs],
         }
         if side is view.shown:
-            for a, b in pairs[:_PAIRS]:
-                first, second = (_typical_tile(side, classes[c]) for c in (a, b))
-                tiles += [first, Tile(note=f"{cosines[a, b]:.2f}"), second, Tile()]
+            for a, b in pairs[: 2 + len(sides)]:
+                note = f"\n{cosines[a, b]:.2f}"
+                tiles += [*(_typical_tile(side, classes[c], note) for c in (a, b)), Tile()]
     draw_rows(panels["pairs"], [("", tiles)], f"most similar pairs of {noun}")
     return picture
 
@@ -80,7 +81,7 @@ def _typical_tile(side: Side, c: int, note: str = "") -> Tile:
     units, labels = space.unit_features(side.outputs.features[rows]), side.membership[rows].sum(1)
     cosines = np.where(labels == labels.min(), units @ units.mean(0), -np.inf)
     (image,) = side.outputs.images(rows[[cosines.argmax()]])
-    return Tile(image, "#cccccc", short(side.outputs.class_names[c], 12) + note)
+    return Tile(image, "#cccccc", wrapped(side.outputs.class_names[c], 11, 2) + note)
 
 
 def by_class(view: View) -> Picture:
@@ -116,8 +117,11 @@ def by_class(view: View) -> Picture:
         axes.set(ylim=(0, 103), ylabel=measure, title=f"{of.split} images, mean {100 * mean:.1f} %")
         axes.grid(visible=False, axis="x")
         names = of.names_of(table.index)
-        if len(bars) <= _NAMED:
-            labels = [short(name, 20) for name in names]
+        if len(bars) * len(sides) <= _LEVEL:
+            width = 100 // (len(bars) * len(sides))
+            axes.set_xticks(bars, [wrapped(name, width, 5) for name in names])
+        elif len(bars) <= _BARS:
+            labels = [short(name, 28) for name in names]
             axes.set_xticks(bars, labels, rotation=40, ha="right", rotation_mode="anchor")
         else:
             _count_along(axes)
@@ -259,5 +263,9 @@ def training(view: View) -> Picture | None:
             axes.set_title(with_unit(f"validation: {metric.name}", metric.unit))
         if len(names) > 1:
             axes.legend()
+        axes.set_xlim(0, 1.03 * log.index.max())
+        low, high = axes.get_ylim()
+        if low >= 0 and high - low < max(0.15 * high, 1e-3):  # Not the noise of a constant.
+            axes.set_ylim(0, max(high, 1e-3))
         _count_along(axes)
     return picture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
@@ -17,7 +16,7 @@ from experiments.evaluation.few_shot import (
     configured_episodes,
     prototype_predictions,
 )
-from experiments.look.page import Picture, Tile, draw_image, draw_rows, short
+from experiments.look.page import Picture, Tile, draw_image, draw_rows, short, wrapped
 from experiments.look.view import Side, View
 from experiments.papers.negative_margin import fine_tuned_classifier
 from experiments.reporting.style import COLORS, INK, VERMILLION
@@ -64,12 +63,12 @@ def class_map(view: View) -> Picture | None:
         f"Map of a few {noun}",
         f"Images with one of a few {noun}, on the two axes along which the means of these differ "
         "most.",
-        (size * count + 0.5, size + 1.0),
+        (size * count + 0.5, size + 1.3),
     )
     for number, (side, (classes, own)) in enumerate(zip(view.sides, panels, strict=True)):
         names = side.names_of(classes)
         members = [np.flatnonzero(of) for of in own.T]
-        clouds = [(side, short(n, 14), rows) for n, rows in zip(names, members, strict=True)]
+        clouds = [(side, short(n, 28), rows) for n, rows in zip(names, members, strict=True)]
         axes = picture.figure.add_subplot(1, count, number + 1)
         axes.set_title(f"{len(names)} {noun} of the {side.split} images")
         shown = draw_map(axes, clouds, size=size, tiles=TILES // count, by_means=True)
@@ -102,12 +101,18 @@ def draw_map(
     shares, points = space.variance_shares(together, directions), [of @ directions for of in units]
     for (_, name, _), color, of in zip(clouds, COLORS, points, strict=False):
         axes.plot([], [], "s", color=color, label=name)
-        axes.scatter(*of.T, s=4, color=color, alpha=0.25, linewidths=0, zorder=1)
-    axes.axis("square")
+        size_and_alpha: Any = (
+            {"s": 9, "alpha": 0.7} if len(together) < 2000 else {"s": 4, "alpha": 0.25}
+        )
+        axes.scatter(*of.T, color=color, linewidths=0, zorder=1, **size_and_alpha)
+    low, high = (f([f(of, axis=0) for of in points if len(of)], axis=0) for f in (np.min, np.max))
+    middle, half = (low + high) / 2, max(0.54 * np.max(high - low), 1e-6)
+    limits = np.stack([middle - half, middle + half])
+    axes.set(xlim=limits[:, 0], ylim=limits[:, 1], aspect="equal")
     first, second = (f"axis ({100 * share:.1f} % of the variance)" for share in shares[:2])
     axes.set(xlabel=f"first {first}", ylabel=f"second {second}", xticks=[], yticks=[])
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=4, handletextpad=0.1)
-    side, taken = np.ptp(axes.get_xlim()) * _TILE / size, np.empty((0, 2))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.04), ncols=2, handletextpad=0.1)
+    side, taken = 2 * half * _TILE / size, np.empty((0, 2))
     for turn, number in sorted((t, n) for n, of in enumerate(rows) for t in range(len(of))):
         point = points[number][turn]
         if len(taken) < tiles and (np.abs(taken - point).max(1) >= _OVERLAP * side).all():
@@ -141,11 +146,11 @@ def neighbours(view: View) -> Picture | None:
     for query, nearest, right in zip(queries, found, shared, strict=True):
         own, others = membership[query], membership[nearest]
         names = [", ".join(side.names_of(np.flatnonzero(of))) for of in (own, *others)]
-        notes = np.where(right, "", [short(name, 9) for name in names[1:]])
+        notes = np.where(right, "", [wrapped(name, 9, 2) for name in names[1:]])
         image, *images = side.outputs.images(chosen[[query, *nearest]])
         frames = np.where(right, "none", VERMILLION)
-        tiles = [Tile(image, INK), Tile(), *map(Tile, images, frames, notes)]
-        rows.append((textwrap.fill(short(names[0], 40), 14, max_lines=3, placeholder=" …"), tiles))
+        tiles = [Tile(image, INK), *map(Tile, images, frames, notes)]
+        rows.append((wrapped(names[0], 16, 4), tiles))
     half = -(-len(rows) // 2)
     picture = Picture(
         "neighbours",
@@ -153,7 +158,7 @@ def neighbours(view: View) -> Picture | None:
         f"A query, then the images of the largest cosine to it, of {len(chosen):,} {side.split} "
         f"images. A frame: no label in common. Of the {found.shape[1]} nearest neighbours of all "
         f"images, {100 * precision:.1f} % share a label, of {100 * ceiling:.1f} % that could.",
-        (13.0, 0.68 * half + 0.3),
+        (13.0, 0.9 * half + 0.3),
         {
             "queries": chosen[queries].tolist(),
             "neighbours": chosen[found].tolist(),
@@ -204,7 +209,7 @@ def hard_episodes(view: View) -> Picture | None:
             images = side.outputs.images(query[way, order])
             for of, image in zip(predicted[way, order], images, strict=True):
                 tiles.append(Tile(image) if of == way else Tile(image, VERMILLION, f"{of + 1}"))
-            rows.append((f"{short(name, 14)}  {way + 1}", tiles))
+            rows.append((f"{wrapped(name, 14, 2)}  {way + 1}", tiles))
         accuracy = float(accuracies[number])
         heading = f"Episode {number}: {100 * accuracy:.0f} % of the queries right"
         draw_rows(picture.figure.add_subplot(2, 2, place + 1), rows, heading)

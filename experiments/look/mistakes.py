@@ -33,9 +33,9 @@ def wrong_images(view: View) -> Picture | None:
     }
     tiles = []
     for row, image in zip(wrong, outputs.images(wrong[:_IMAGES]), strict=False):
-        note = f"{short(names[labels[row]], 18)}\n→ {short(names[found[row]], 16)}"
+        note = f"{short(names[labels[row]], 26)}\n→ {short(names[found[row]], 24)}"
         if outputs.files is not None:
-            note = f"{short(PurePath(str(outputs.files[row])).name, 20)}\n{note}"
+            note = f"{short(PurePath(str(outputs.files[row])).name, 26)}\n{note}"
         tiles += [Tile(image, VERMILLION, note), Tile()]
     rows = [("", tiles[i : i + 2 * _COLUMNS]) for i in range(0, len(tiles), 2 * _COLUMNS)]
     picture = Picture(
@@ -71,12 +71,12 @@ def confusion(view: View) -> Picture | None:
     )
     axes, font = picture.figure.subplots(), min(9, 270 / len(names))
     axes.imshow(shares, cmap="cividis", vmin=0, vmax=100)
-    ticks = [short(name, 20) for name in names]
+    ticks = [short(name, 28) for name in names]
     axes.set_yticks(range(len(names)), ticks, fontsize=font)
     axes.set_xticks(range(len(names)), ticks, fontsize=font, rotation=90)
     axes.set(xlabel="predicted class", ylabel="class of the image")
     axes.grid(visible=False)
     for row, column in np.argwhere(counts):
         text, color = f"{shares[row, column]:.0f}", "k" if shares[row, column] > 50 else "w"
-        axes.text(column, row, text, size=font, c=color, ha="center", va="center")
+        axes.text(column, row, text, size=0.85 * font, c=color, ha="center", va="center")
     return picture

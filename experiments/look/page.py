@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape as escape_html
@@ -60,7 +61,7 @@ def draw_rows(axes: Axes, rows: Sequence[tuple[str, Sequence[Tile]]], heading: s
         for column, (image, frame, note) in enumerate(tiles):
             if image is not None:
                 draw_image(axes, image, column + 0.5, y, 1, frame)
-            axes.text(column + 0.5, y - pitch / 2, note, size=7, ha="center", va="center", c=INK)
+            axes.text(column + 0.5, y - 0.52, note, size=7, ha="center", va="top", c=INK)
     axes.set(xlim=(-room, max(len(tiles) for _, tiles in rows)), ylim=(-pitch * len(rows), 0))
     axes.axis("off")
     axes.set_title(heading, loc="left")
@@ -71,6 +72,13 @@ def short(name: str, characters: int) -> str:
     font = fonts.get_font(fonts.findfont(fonts.FontProperties()))
     name = "".join(c if font.get_char_index(ord(c)) else f"U+{ord(c):04X}" for c in name)
     return name if len(name) <= characters else name[: characters - 1] + "…"
+
+
+def wrapped(name: str, characters: int, lines: int) -> str:
+    """As `short`, on at most so many lines of so many characters, broken at words if possible."""
+    rows = textwrap.wrap(short(name, 999), characters)
+    rest = " ".join(rows[lines - 1 :]).replace("- ", "-")
+    return "\n".join([*rows[: lines - 1], short(rest, characters)])
 
 
 _PAGE = """<!DOCTYPE html>

@@ -156,7 +156,7 @@ def test_classification_tests_on_a_share_and_linear_knows_what_was_seen(dirs, tm
 
 
 @pytest.mark.parametrize("preset", ["folder", "folder-few-shot", "folder-labels"])
-def test_new_pictures_are_seen_as_those_of_the_data_set(dirs, tmp_path, capsys, preset):
+def test_new_pictures_are_seen_as_those_of_the_data_set(dirs, tmp_path, capsys, caplog, preset):
     """The files of the test images, as new ones, have the same features, logits and nearest."""
     folder, places, several = tmp_path / "Blüten 1", Folders(**dirs), preset == "folder-labels"
     put(folder, {f"{name} ü": 12 for name in COUNTS}, size=(40, 60))
@@ -193,7 +193,8 @@ def test_new_pictures_are_seen_as_those_of_the_data_set(dirs, tmp_path, capsys, 
     assert len(f"{run}{known}".splitlines()) < 10
 
     capsys.readouterr()
-    (tmp_path / "no.jpg").touch()
+    broken = tmp_path / "no.jpg"
+    broken.write_bytes(Path(known.files[0]).read_bytes()[:-99])
     command = ["predict", str(tmp_path / "run"), "--data-dir", str(dirs["data_dir"])]
     assert main([*command, str(folder / "ant ü"), known.files[0]]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -202,8 +203,14 @@ def test_new_pictures_are_seen_as_those_of_the_data_set(dirs, tmp_path, capsys, 
     assert file == known.files[0]
     best = run.class_names[known.logits()[0].argmax()]
     assert words.startswith("" if preset == "folder-few-shot" else best)
-    assert main([*command, str(tmp_path / "no.jpg")]) == 2
-    assert "no.jpg is not a readable image" in capsys.readouterr().err
+    assert main([*command, str(broken), known.files[0]]) == 0
+    assert capsys.readouterr().out.splitlines() == lines[-1:]
+    assert caplog.messages[-1].startswith(f"{broken} is not a readable image: ")
+    for files in ([broken], [broken, tmp_path / "none.png"]):
+        assert main([*command, *map(str, files)]) == 2
+        assert "no.jpg is not" in capsys.readouterr().err + caplog.messages[-2]
+    with pytest.raises(ExperimentError, match=r"no\.jpg is not a readable image"):
+        experiments.features_of(run, [known.files[0], broken])
 
 
 # --- Odd folders --------------------------------------------------------------------------------
@@ -224,10 +231,57 @@ def test_odd_files_are_taken_or_counted(tmp_path, capsys):
     assert main(["datasets", f"folder:{folder}"]) == 0
     text = capsys.readouterr().out
     assert "24 images, 2 (café) to 7 (bee) of a class or label" in text
-    left_out = "left out 2 files without an image: ant/b.HEIC, notes.txt; convert HEIC to JPEG"
-    assert left_out in text
+    line = "left out 2 files of other kinds: ant/b.HEIC, notes.txt; convert .heic to JPEG or PNG"
+    assert line in text
+    assert line in remarks(folder)  # Which training and its report print.
     assert "left out 1 folder without images: empty" in text
     assert ": 1, such as bee/copy.jpg of bee/0.jpg" in text
+
+
+@pytest.mark.parametrize("kind", ["folders", "label", "labels"])
+def test_damaged_images_are_left_out_and_named(dirs, tmp_path, caplog, capsys, kind):
+    """One of each kind of damage, one class that has no other image, and seven in all."""
+    folder, name = (
+        put(tmp_path / "pets", COUNTS | {"eel": 4}, (300, 200)),
+        f"folder:{tmp_path}/pets",
+    )
+    if kind != "folders":
+        files = sorted(str(file.relative_to(folder)) for file in folder.glob("*/*"))
+        csv(folder, "\n".join([f"file,{kind}", *(f"{file},{file[:3]}" for file in files)]))
+    (folder / "ant/0.jpg").write_bytes((folder / "ant/0.jpg").read_bytes()[:-400])
+    (folder / "bee/1.jpg").write_bytes(b"")
+    (folder / "bee/2.jpg").write_text("a text")
+    for file in (folder / "eel").iterdir():
+        file.write_bytes(b"no image")
+    left, damaged, lost = {"ant": 3, "bee": 4, "cat": 5, "dog": 5}, "", ""
+    for _ in range(2):  # Measured, then from the cache.
+        assert found(folder) == {"train": left}
+        damaged, lost = remarks(folder)[:2]
+        assert damaged.startswith("left out 7 damaged images: ant/0.jpg is not a readable image: ")
+        assert "ant/0.jpg is not a readable image: OSError: image file is truncated" in damaged
+        assert re.findall(r"(\w+/\d).jpg is", damaged)[1:] == ["bee/1", "bee/2", "eel/0", "eel/1"]
+        assert lost == "left out eel: none of their images can be read"
+        folder_module._examine_again.cache_clear()
+    loaded = load_split(name, "train", **dirs)
+    assert loaded.class_names == tuple(left)
+    assert loaded.files is not None
+    assert [Path(file).parent.name for file in loaded.files] == np.repeat(
+        [*left], [*left.values()]
+    ).tolist()
+    assert main(["datasets", name]) == 0
+    assert f"  {damaged}\n  {lost}\n" in capsys.readouterr().out
+    for kept, message in {
+        "cat": "one class only, 'cat'",
+        "-": "no image of the split train",
+    }.items():
+        for file in folder.glob(f"[!{kept[0]}]*/*.jpg"):
+            file.write_bytes(b"no image")
+        folder_module._examine_again.cache_clear()
+        if kind != "labels" or kept == "-":
+            with pytest.raises(
+                ExperimentError, match=rf"^left out \d+ damaged .*them, .*{message}"
+            ):
+                found(folder)
 
 
 @pytest.mark.parametrize("change", [lambda file: write_image(file, "other", 9), Path.unlink])
@@ -459,11 +513,6 @@ def _renamed(**names: str):
     return change
 
 
-def _break(folder: Path) -> None:
-    for name in ("ant/0.jpg", "dog/1.jpg"):
-        (folder / name).write_bytes(b"no image")
-
-
 def _csv(text: str, encoding: str = "utf-8"):
     return lambda folder: csv(folder, text, encoding)
 
@@ -475,7 +524,6 @@ ERRORS = {
     "one class": (_only("ant"), "images of one class only, 'ant'; add images of another"),
     "two trains": (_renamed(ant="train", bee="training"), "has both train and training"),
     "control": (_renamed(ant="a\nb"), r"a\\nb .*rename it"),
-    "damaged": (_break, "2 images .*ant/0.jpg is .*dog/1.jpg is"),
     "columns": (_csv("name,label\n"), "has the columns name, label; it needs file and labels"),
     "empty": (_csv(""), r"has the columns \(none\)"),
     "absent": (_csv("file,labels\nx.jpg,a\nant/0.jpg,a\n"), "lists 1 file.*'x.jpg' in line 2"),

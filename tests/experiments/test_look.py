@@ -28,7 +28,7 @@ from experiments.evaluation.few_shot import evaluate_prototypes
 from experiments.evaluation.fine_tuning import FineTuning, evaluate_fine_tuning
 from experiments.look.charts import by_class, spectrum, training
 from experiments.look.images import QUERIES, draw_map, hard_episodes, neighbours, overview
-from experiments.look.page import Picture, draw_image, short, write_page
+from experiments.look.page import Picture, draw_image, short, wrapped, write_page
 from experiments.look.view import View, view_run
 from experiments.papers.classification import ClassificationData
 from experiments.papers.hyperspherical import (
@@ -308,3 +308,5 @@ def test_text_of_the_page_is_escaped(tmp_path):
     # Names in pictures: cut, and without characters that the font lacks.
     shown = [short("été", 9), short("木, 1", 9), short("a_longer", 5)]
     assert shown == ["été", "U+6728, 1", "a_lo…"]
+    assert wrapped("a copper beech with leaves", 8, 2) == "a copper\nbeech w…"
+    assert wrapped("木 beech", 9, 3) == "U+6728\nbeech"

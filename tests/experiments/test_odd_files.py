@@ -255,7 +255,7 @@ def test_a_record_of_another_size_or_format_is_damage(content):
 # --- Class folders ------------------------------------------------------------------------------
 
 _NFC, _NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
-_LEFT_OUT = "train: left out {} without an image: {}"
+_LEFT_OUT = "train: left out {} of other kinds: {}"
 
 
 def _put(images: str = "", texts: str = "", for_test: str = ""):
