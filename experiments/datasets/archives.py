@@ -59,8 +59,9 @@ def reading(source: Path | str, kind: str) -> Iterator[None]:
             raise
         of_system = isinstance(error, OSError) and error.strerror
         words = str(error).replace(f" {str(source)!r}", "")[:300]
-        hint = "; convert it to JPEG or PNG" * words.startswith("cannot identify image")
-        why = of_system or f"{type(error).__name__}: {words}{hint}"
+        why = of_system or f"{type(error).__name__}: {words}"
+        if words.startswith("cannot identify image"):
+            why = f"{words}; convert it to JPEG or PNG"
         raise DamagedArchiveError(f"{source} is not a readable {kind}: {why}") from error
 
 

@@ -109,7 +109,7 @@ def class_name(folder: Path) -> str:
 def list_classes(folder: Path) -> tuple[dict[str, list[Path]], list[str]]:
     """The images of every class of a folder with one folder per class, also in subfolders of these.
 
-    Also a line that counts and names other files, which are left out.
+    Also lines that count and name other files, which are left out.
     """
     classes: dict[str, list[Path]] = {}
     others = [path for path in folder.iterdir() if path.is_file() and not _is_of_system(path.name)]
@@ -117,7 +117,9 @@ def list_classes(folder: Path) -> tuple[dict[str, list[Path]], list[str]]:
         images = classes.setdefault(class_name(path), [])
         for file in list_files(path):
             (images if is_image(file.name) else others).append(file)
-    return classes, left_out(others, folder, "file", "of other kinds")
+    beside = [path for path in others if is_image(path.name)]
+    lines = left_out(beside, folder, "image", "in no folder of a class")
+    return classes, lines + left_out({*others} - {*beside}, folder, "file", "of other kinds")
 
 
 def read_folders(folder: Path) -> ClassSplit:

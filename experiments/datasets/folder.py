@@ -318,7 +318,8 @@ def _list(path: Path) -> _Listing:
     if path.suffix.lower() == ".csv" and path.is_file():
         return _read_csv(path)
     if not path.is_dir():
-        hint = nearest_path(path) or "set a folder with one folder of images per class"
+        near = "" if path.exists() else nearest_path(path)
+        hint = near or "set a folder with one folder of images per class"
         raise ConfigError(f"{shown} does not exist, or is no folder; {hint}")
     if (path / _LABELS).is_file():
         return _read_csv(path / _LABELS)
@@ -364,7 +365,7 @@ def _listing(
     if len(known) < 2 and not several:
         raise ConfigError(
             f"{shown} has images of one class only, {min(known)!r}; add images of another class, "
-            f"or set the folder that has the folders of classes. {'; '.join(lines)}"
+            f"or set the folder that has the folders of classes. {'; '.join(lines)}".strip(". ")
         )
     together = [names["train"]] if several else [*names.values()]
     for first, second in _alike(name for own in names.values() for name in sorted(own)):
@@ -454,7 +455,7 @@ def _read_csv(path: Path) -> _Listing:
         known |= labels
     if absent:
         raise DamagedArchiveError(
-            f"{shown} lists {len(absent)} files that are not images in {readable(root)}: "
+            f"{shown} lists {len(absent)} file(s) that are not images in {readable(root)}: "
             f"{', '.join(absent[:3])}; put them there as JPEG or PNG, or delete the lines"
         )
     files = grouped((split, file) for file, (split, _) in listed.items())

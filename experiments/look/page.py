@@ -78,7 +78,7 @@ def wrapped(name: str, characters: int, lines: int) -> str:
     """As `short`, on at most so many lines of so many characters, broken at words if possible."""
     rows = textwrap.wrap(short(name, 999), characters)
     rest = " ".join(rows[lines - 1 :]).replace("- ", "-")
-    return "\n".join([*rows[: lines - 1], short(rest, characters)])
+    return "\n".join(filter(None, [*rows[: lines - 1], short(rest, characters)]))
 
 
 _PAGE = """<!DOCTYPE html>

@@ -139,6 +139,8 @@ def classifier_loss(
     """
     checks.choice("similarity", similarity, ("inner", "cosine"))
     checks.block_size(block_size)
+    if checks.is_soft(labels) and checks.rank(weights) == 1:
+        raise ValueError("`weights` must have shape [d, C]; did you swap `labels` and `weights`?")
     features, labels, valid = batch.checked_rows("features", features, labels, where, soft=True)
     features = batch.zero_invalid(features, valid)
     weights, bias = checks.classifier(features, weights, bias, sub_centres=similarity == "cosine")

@@ -208,7 +208,7 @@ def test_new_pictures_are_seen_as_those_of_the_data_set(dirs, tmp_path, capsys, 
     assert caplog.messages[-1].startswith(f"{broken} is not a readable image: ")
     for files in ([broken], [broken, tmp_path / "none.png"]):
         assert main([*command, *map(str, files)]) == 2
-        assert "no.jpg is not" in capsys.readouterr().err + caplog.messages[-2]
+        assert "no.jpg is not" in capsys.readouterr().err + caplog.text
     with pytest.raises(ExperimentError, match=r"no\.jpg is not a readable image"):
         experiments.features_of(run, [known.files[0], broken])
 
@@ -527,7 +527,7 @@ ERRORS = {
     "columns": (_csv("name,label\n"), "has the columns name, label; it needs file and labels"),
     "empty": (_csv(""), r"has the columns \(none\)"),
     "absent": (_csv("file,labels\nx.jpg,a\nant/0.jpg,a\n"), "lists 1 file.*'x.jpg' in line 2"),
-    "elsewhere": (_csv("file,labels\n../x.jpg,a\n/etc/passwd,b\n"), "lists 2 files that are not"),
+    "elsewhere": (_csv("file,labels\n../x.jpg,a\n/etc/passwd,b\n"), "lists 2 file.* that are not"),
     "cells": (_csv("file,labels\nant/0.jpg,a,b\n"), "line 2: 3 cells for 2 columns"),
     "two labels": (_csv("file,label\nant/0.jpg,a\nant/0.jpg,b\n"), "line 3: .* or two labels"),
     "no label": (_csv("file,label\nant/0.jpg,\n"), "line 2: 'ant/0.jpg' has no label"),

@@ -285,6 +285,11 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], Wrong]] = [
         values(ValueError, "class_axis_name", "classes", match="pass all weights to each device"),
     ),
     case(
+        jaxloss.classifier_loss,
+        OF_SAMPLES,
+        [(ValueError, "did you swap `labels`", {"labels": WEIGHTS, "weights": LABELS})],
+    ),
+    case(
         partial(jaxloss.classifier_loss, class_axis_name="classes"),
         OF_SAMPLES,
         values(ValueError, "axis_name", "classes", ("batch", "classes"), match="class_axis_name"),
