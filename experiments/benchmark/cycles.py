@@ -28,7 +28,6 @@ class Operation(NamedTuple):
     """An operation of a compiled program that runs by itself."""
 
     of: str  # The JAX functions that it comes from.
-    shape: str
     cycles: int
     trips: int
     is_product: bool = False
@@ -42,7 +41,7 @@ class Operation(NamedTuple):
 
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_OPERATION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][\w\-]*)\(")
+_OPERATION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = .*? ([a-z][\w\-]*)\(")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
 _LIMIT = re.compile(r"ROOT .* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT")
@@ -91,11 +90,11 @@ def operations(program: str) -> list[Operation]:
             found = _OPERATION.match(line)
             if not found:
                 continue
-            shape, kind = found.groups()
+            kind = found[1]
             called = dict(_CALLED.findall(line))
             inner = called.get("calls")
             source = _SOURCE.search(line)
-            operation = Operation(source[1] if source else "", shape, 0, trips, False, in_open)
+            operation = Operation(source[1] if source else "", 0, trips, False, in_open)
             if kind == "while":
                 count = trips_of(called["condition"])
                 yield from walk(called["body"], trips * (count or 1), in_open or count is None)
@@ -159,14 +158,11 @@ def unknown(operations: Iterable[Operation]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.most_common() if count)
 
 
-def cycles_report(problems: Iterable[Problem], topology: str, longest: int = 0) -> str:
-    """A Markdown table of the problems of a medium size, on one chip of a TPU topology.
-
-    Below it are for each problem so many of the `longest` operations.
-    """
+def cycles_report(problems: Iterable[Problem], topology: str) -> str:
+    """A Markdown table of the problems of a medium size, on one chip of a TPU topology."""
     jax.config.update("jax_platforms", "cpu")
     device = tpu_devices(topology)[0]
-    rows, listed = [], []
+    rows = []
     for problem in problems:
         if not is_medium(problem):
             continue
@@ -184,10 +180,6 @@ def cycles_report(problems: Iterable[Problem], topology: str, longest: int = 0) 
         of_loops = f"{once / 1e6:.2f}" if any(it.in_open_loop for it in found) else None
         rest = largest(it for it in found if not (it.is_product or it.unknown))
         rows.append([*problem.cells(), *million, ratio, rest, of_loops, unknown(found) or None])
-        listed += ["", f"{problem.case.name}:", ""] if longest else []
-        for it in sorted(found, key=lambda it: -it.total)[:longest]:
-            times = f"{it.total / 1e6:.3f} = {it.trips} × {it.cycles:,}"
-            listed.append(f"- {times}: {it.shape} {it.of}")
     headings = ["loss", "size", "dtype", "jaxloss", "in products", "floor", "ratio"]
     headings += ["the rest", "open loops", "no estimate"]
     note = (
@@ -195,4 +187,4 @@ def cycles_report(problems: Iterable[Problem], topology: str, longest: int = 0) 
         "of a branch, the shortest counts, in an open loop the longest. What has no estimate is "
         "not in the numbers."
     )
-    return "\n".join([*table(headings, rows), "", note, *listed])
+    return "\n".join([*table(headings, rows), "", note])

@@ -411,8 +411,6 @@ class Benchmark:
     cycles: str = ""
     """A TPU topology such as v5e:2x2: measure nothing, but print for losses of `--size accelerator`
     how long one chip takes by the estimate of its compiler. Needs the extra `tpu`, but no TPU."""
-    operations: int = 0
-    """With --cycles, list so many of the longest operations of each loss."""
     precisions: bool = False
     """With --cycles, compare the settings of `jax.default_matmul_precision`: for losses that
     multiply matrices, the estimate and the errors of the value and of the gradients."""
@@ -424,14 +422,11 @@ class Benchmark:
         from experiments.benchmark.precision import precision_report
         from experiments.benchmark.run import run_benchmark
 
-        if (self.operations or self.precisions) and not self.cycles:
-            raise ConfigError("--operations and --precisions need --cycles, such as v5e:2x2")
+        if self.precisions and not self.cycles:
+            raise ConfigError("--precisions needs --cycles, such as v5e:2x2")
         if self.cycles:
             problems = problems_of(self.names, "accelerator", self.dtype or "bfloat16")
-            if self.precisions:
-                print(precision_report(problems, self.cycles))
-            else:
-                print(cycles_report(problems, self.cycles, self.operations))
+            print((precision_report if self.precisions else cycles_report)(problems, self.cycles))
             return 0
         for package in ("torch", "pytorch_metric_learning"):
             if find_spec(package) is None and self.size != "accelerator":

@@ -162,16 +162,9 @@ def new_images(
     if not of:
         raise ConfigError("there is no image; give JPEG or PNG files, or folders with some")
     dataset = lookup(name)
-
-    def encoded(number: int) -> tuple[int, bytes] | None:
-        try:
-            return number, dataset.encode(of[number])
-        except DamagedArchiveError as error:
-            if skip is None or len(of) == 1:
-                raise
-            skip(str(error))
-
-    found = dict(of_every_image(encoded, range(len(of))))
+    numbers, one = range(len(of)), len(of) == 1
+    left_out = None if skip is None or one else lambda _, reason: skip(reason)
+    found = dict(of_every_image(lambda i: (i, dataset.encode(of[i])), numbers, left_out))
     if not found:
         raise DamagedArchiveError("none of the images can be read")
     files = None if files is None else files[[*found]]

@@ -241,10 +241,11 @@ def _examine_again(
     key = every.key(f"{path}@{colour}")
     if (dataset := _remembered(key)) is not None and dataset.files:
         known = set().union(*dataset.files.values())
-        broken = {file for _, _, file in every.files if quoted(file) not in known}
-        return _without(every, broken), dataset, unchanged
-    examined = _examined(every)
-    broken = {file: str(of) for file, of in examined.items() if isinstance(of, Exception)}
+        left_out = {file for _, _, file in every.files if quoted(file) not in known}
+        return _without(every, left_out), dataset, unchanged
+    broken: dict[Path, str] = {}
+    files = [file for _, _, file in every.files]
+    examined = dict(of_every_image(_examined, files, broken.__setitem__))
     why = [text.replace(f"{readable(every.root)}/", "", 1) for _, text in sorted(broken.items())]
     shown = "; ".join(why[:5]) + "; …" * (len(why) > 5)
     count = "1 damaged image" if len(why) == 1 else f"{len(why)} damaged images"
@@ -272,18 +273,11 @@ def _names(listing: _Listing) -> set[str]:
     return set().union(*(split.counts() for split in listing.splits.values()))
 
 
-def _examined(listing: _Listing) -> dict[Path, Any]:
-    """Reads and decodes every file: its hash and what is seen in it, or the error."""
-
-    def examine(item: tuple[str, str, Path]) -> tuple[Path, Any]:
-        try:
-            image = inspect_image(SourceImage(item[2], readable(item[2])))
-            with item[2].open("rb") as file:
-                return item[2], (hashlib.file_digest(file, "sha256").hexdigest(), image)
-        except DamagedArchiveError as error:
-            return item[2], error
-
-    return dict(of_every_image(examine, listing.files))
+def _examined(path: Path) -> tuple[Path, tuple[str, Any]]:
+    """A file, its hash, and what is seen in it."""
+    image = inspect_image(SourceImage(path, readable(path)))
+    with path.open("rb") as file:
+        return path, (hashlib.file_digest(file, "sha256").hexdigest(), image)
 
 
 def _without(listing: _Listing, broken: Collection[Path]) -> _Listing:

@@ -100,11 +100,15 @@ def encode(
     return buffer.getvalue()
 
 
-def of_every_image(action: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+def of_every_image(
+    action: Callable[[Any], Any],
+    items: Iterable[Any],
+    skip: Callable[[Any, str], None] | None = None,
+) -> Iterator[Any]:
     """The results of an action for all images, in order; several threads take part.
 
-    Damaged images are left out. At the end, one `DamagedArchiveError` has their number and the
-    first of them.
+    Damaged images are left out. `skip` is called with each and the reason. Without it, one
+    `DamagedArchiveError` at the end has their number and the first of them.
     """
     errors: list[str] = []
     rest = iter(items)
@@ -113,7 +117,7 @@ def of_every_image(action: Callable[[Any], Any], items: Iterable[Any]) -> Iterat
         try:
             return action(item)
         except DamagedArchiveError as error:
-            errors.append(str(error))
+            (errors.append(str(error)) if skip is None else skip(item, str(error)))
 
     # Pillow releases the GIL while it decodes, resizes and encodes.
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -52,11 +52,9 @@ class GroupLoss(NamedLoss):
     of cosines with a margin, or a metric loss, as in protocol A, beside a linear classifier whose
     gradient does not reach the features. Sums of losses: preset folder-few-shot."""
     num_groups: Count = 4
-    """Groups G of features; ignored by softmax, unless --loss.log-bounds is set."""
+    """Groups G of features, of tight and loose."""
     grouping: Literal["discriminative", "contiguous", "random"] = "discriminative"
     """Features grouped by how much they favour the class, by index, or at random in every step."""
-    log_bounds: bool = False
-    """With these losses, log softmax_loss, tight_loss and loose_loss of batches (Proposition 1)."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class GroupSoftmax(Classification):
     def __init__(self, config: GroupSoftmaxConfig):
         super().__init__(config.data, label(config.loss))
         self.options = config.loss
-        self.has_groups = self.options.name in ("tight", "loose") or self.options.log_bounds
+        self.has_groups = self.options.name in ("tight", "loose")
         self.compares_samples = self.options.name in METRIC_NAMES
 
         @jax.jit
@@ -119,28 +117,23 @@ class GroupSoftmax(Classification):
                     jaxloss.random_groups, num_samples=1, dim=dim, num_groups=options.num_groups
                 )
                 return jax.vmap(draw)(keys)[:, 0]
-            if has_groups and options.grouping == "contiguous":
+            if options.grouping == "contiguous":
                 return jaxloss.contiguous_groups(num_samples, dim, options.num_groups)
             return None
 
-        def loss_of(
-            name: _Name, batch: tuple[Any, ...], groups: Any, axis_name: str | None
-        ) -> Array:
-            features, labels, kernel, bias = batch
-            if name == "softmax":
-                logits = jaxloss.linear_logits(features, kernel, bias)
-                return jaxloss.softmax_loss(logits, labels, axis_name=axis_name)
-            grouped: Any = {"num_groups": options.num_groups, "groups": groups, "bound": name}
-            return jaxloss.group_softmax_loss(*batch, **grouped, axis_name=axis_name)
-
         def loss(features, labels, head, step):
-            batch = features, labels, head["kernel"], head["bias"]
-            groups = groups_of(features, step)
-            value = loss_of(options.name, batch, groups, problem.axis_name)
-            means = train_accuracy(head_logits(features, head, step), labels)
-            if options.log_bounds:
-                means |= {f"{name}_loss": loss_of(name, batch, groups, None) for name in _GROUPED}
-            return Loss(value, step + 1 if is_random else step, means)
+            logits = head_logits(features, head, step)
+            if has_groups:
+                value = jaxloss.group_softmax_loss(
+                    *(features, labels, head["kernel"], head["bias"]),
+                    num_groups=options.num_groups,
+                    groups=groups_of(features, step),
+                    bound=options.name,  # pyright: ignore[reportArgumentType]
+                    axis_name=problem.axis_name,
+                )
+            else:
+                value = jaxloss.softmax_loss(logits, labels, axis_name=problem.axis_name)
+            return Loss(value, step + 1 if is_random else step, train_accuracy(logits, labels))
 
         # Discriminative groups of an untrained classifier have large logits of opposite signs at
         # the usual deviation 1 / √d. From there `tight` hardly learns (RESULTS_APPENDIX.md).

@@ -124,25 +124,6 @@ def test_random_groups_do_not_depend_on_the_devices():
 
 
 @pytest.mark.parametrize(
-    ("name", "grouping"),
-    [("softmax", "random"), ("tight", "discriminative"), ("loose", "contiguous")],
-)
-def test_proposition_1_is_logged(name, grouping):
-    options = {"name": name, "num_groups": 3, "grouping": grouping}
-    batch, objective = make_batch(), build(**options, log_bounds=True)
-    logged = objective.loss(*batch, objective.init_state())
-    softmax, tight, loose = (
-        float(logged.means[f"{n}_loss"]) for n in ("softmax", "tight", "loose")
-    )
-    assert softmax < tight < loose
-    assert float(logged.value) == float(logged.means[f"{name}_loss"])
-    plain = build(**options)
-    same = plain.loss(*batch, plain.init_state())
-    assert float(same.value) == float(logged.value)
-    assert same.means.keys() == {"train_accuracy"}
-
-
-@pytest.mark.parametrize(
     ("options", "rank"),
     [
         ({"name": "softmax"}, 3),
@@ -176,8 +157,7 @@ def test_softmax_ignores_the_groups_and_others_have_a_feature_for_each():
     protocol_of(**options).check_options(DIM)
     assert build(**options).init_state() == ()
     assert float(build(**options).loss(*batch, ()).value) == float(plain.loss(*batch, ()).value)
-    for with_groups in ({"log_bounds": True}, {"name": "loose"}):
-        protocol = protocol_of(**options | with_groups)
-        protocol.check_options(DIM + 1)
-        with pytest.raises(ConfigError, match=r"loss.num_groups = 11 must be at most 10, the num"):
-            protocol.check_options(DIM)
+    protocol = protocol_of(**options | {"name": "loose"})
+    protocol.check_options(DIM + 1)
+    with pytest.raises(ConfigError, match=r"loss.num_groups = 11 must be at most 10, the num"):
+        protocol.check_options(DIM)
