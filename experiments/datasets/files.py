@@ -23,17 +23,8 @@ _OF_SYSTEMS = {
 }
 
 _PICTURES = {
-    ".heic",
-    ".heif",
-    ".jxl",
-    ".psd",
-    ".svg",
-    ".pdf",
-    ".cr2",
-    ".cr3",
-    ".nef",
-    ".arw",
-    ".dng",
+    *(".heic", ".heif", ".jxl", ".psd", ".svg", ".pdf"),
+    *(".cr2", ".cr3", ".nef", ".arw", ".dng"),
 }
 """Extensions of pictures that are not read."""
 

@@ -234,15 +234,15 @@ def _examine_again(
         return quote(os.fsencode(os.path.relpath(file, path)))
 
     def unchanged() -> bool:
-        return every.key(f"{path}@{colour}") == key
+        return every.key(name) == key
 
-    every = _list(path)
+    every, name = _list(path), f"{path}@{colour}"
     check_splits(every.splits)
-    key = every.key(f"{path}@{colour}")
+    key = every.key(name)
     if (dataset := _remembered(key)) is not None and dataset.files:
         known = set().union(*dataset.files.values())
-        left_out = {file for _, _, file in every.files if quoted(file) not in known}
-        return _without(every, left_out), dataset, unchanged
+        missing = {file for _, _, file in every.files if quoted(file) not in known}
+        return _without(every, missing), dataset, unchanged
     broken: dict[Path, str] = {}
     files = [file for _, _, file in every.files]
     examined = dict(of_every_image(_examined, files, broken.__setitem__))
@@ -449,7 +449,8 @@ def _read_csv(path: Path) -> _Listing:
         known |= labels
     if absent:
         raise DamagedArchiveError(
-            f"{shown} lists {len(absent)} file(s) that are not images in {readable(root)}: "
+            f"{shown} lists {len(absent)} {'file' if len(absent) == 1 else 'files'} of which "
+            f"{readable(root)} has no image: "
             f"{', '.join(absent[:3])}; put them there as JPEG or PNG, or delete the lines"
         )
     files = grouped((split, file) for file, (split, _) in listed.items())

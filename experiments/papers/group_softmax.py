@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,17 +37,13 @@ _GROUPED = {"softmax": "Softmax", "tight": "Tight", "loose": "Loose"}
 _MARGINS = {"arcface": {"angular_margin": 0.5}, "cosface": {"margin": 0.35}}
 _SCALE = 64.0
 """Of the cosines of `_MARGINS`, whose values are those of ArcFace and CosFace (CVPR 2019, 2018)."""
-if TYPE_CHECKING:
-    _Name: TypeAlias = str
-else:
-    _Name = Literal[(*_GROUPED, *_MARGINS, *METRIC_NAMES)]
 
 
 @dataclass(frozen=True)
 class GroupLoss(NamedLoss):
     """What is minimised."""
 
-    name: _Name = "loose"
+    name: Literal[(*_GROUPED, *_MARGINS, *METRIC_NAMES)] = "loose"  # pyright: ignore
     """Softmax cross-entropy, group softmax in its tight (type I) or loose (type II) form, softmax
     of cosines with a margin, or a metric loss, as in protocol A, beside a linear classifier whose
     gradient does not reach the features. Sums of losses: preset folder-few-shot."""
@@ -72,7 +68,6 @@ class GroupSoftmax(Classification):
     def __init__(self, config: GroupSoftmaxConfig):
         super().__init__(config.data, label(config.loss))
         self.options = config.loss
-        self.has_groups = self.options.name in ("tight", "loose")
         self.compares_samples = self.options.name in METRIC_NAMES
 
         @jax.jit
@@ -84,7 +79,7 @@ class GroupSoftmax(Classification):
         self.gradient = gradient
 
     def check_options(self, num_features: int) -> None:
-        if self.has_groups and self.options.num_groups > num_features:
+        if self.options.name in ("tight", "loose") and self.options.num_groups > num_features:
             raise ConfigError(
                 f"loss.num_groups = {self.options.num_groups} must be at most {num_features}, the "
                 "number of features of the backbone"
@@ -100,44 +95,38 @@ class GroupSoftmax(Classification):
         return {f"gradient_{name}": float(value) for name, value in found._asdict().items()}
 
     def objective(self, problem: Problem) -> Objective:
-        options, has_groups = self.options, self.has_groups
+        options, axis_name = self.options, problem.axis_name
         if options.name in _MARGINS:
             return _with_margin(problem, _MARGINS[options.name])
         if options.name in METRIC_NAMES:
             return _beside_a_classifier(problem, options.name)
-        is_random = has_groups and options.grouping == "random"
+        # Discriminative groups of an untrained classifier have large logits of opposite signs at
+        # the usual deviation 1 / √d. From there `tight` hardly learns (RESULTS_APPENDIX.md).
+        init_head = partial(init_linear_head, problem, scale=0.1)
+        if options.name == "softmax":
+            loss_of = partial(jaxloss.softmax_loss, axis_name=axis_name)
+            return objective_of_logits(init_head, head_logits, loss_of)
+        is_random, num_groups = options.grouping == "random", options.num_groups
         key = jax.random.fold_in(jax.random.key(problem.seed), _RANDOM_GROUPS)
 
         def groups_of(features: Array, step: Any) -> Array | None:
             """The groups [n, d]; None: `group_softmax_loss` finds the discriminative ones."""
             num_samples, dim = features.shape
             if is_random:
-                keys = sample_keys(key, step, num_samples, problem.axis_name)
-                draw = partial(
-                    jaxloss.random_groups, num_samples=1, dim=dim, num_groups=options.num_groups
-                )
-                return jax.vmap(draw)(keys)[:, 0]
+                keys = sample_keys(key, step, num_samples, axis_name)
+                how = {"num_samples": 1, "dim": dim, "num_groups": num_groups}
+                return jax.vmap(partial(jaxloss.random_groups, **how))(keys)[:, 0]
             if options.grouping == "contiguous":
-                return jaxloss.contiguous_groups(num_samples, dim, options.num_groups)
+                return jaxloss.contiguous_groups(num_samples, dim, num_groups)
             return None
 
         def loss(features, labels, head, step):
-            logits = head_logits(features, head, step)
-            if has_groups:
-                value = jaxloss.group_softmax_loss(
-                    *(features, labels, head["kernel"], head["bias"]),
-                    num_groups=options.num_groups,
-                    groups=groups_of(features, step),
-                    bound=options.name,  # pyright: ignore[reportArgumentType]
-                    axis_name=problem.axis_name,
-                )
-            else:
-                value = jaxloss.softmax_loss(logits, labels, axis_name=problem.axis_name)
-            return Loss(value, step + 1 if is_random else step, train_accuracy(logits, labels))
+            how: Any = {"num_groups": num_groups, "bound": options.name, "axis_name": axis_name}
+            classifier, groups = (head["kernel"], head["bias"]), groups_of(features, step)
+            value = jaxloss.group_softmax_loss(features, labels, *classifier, groups=groups, **how)
+            means = train_accuracy(head_logits(features, head, step), labels)
+            return Loss(value, step + 1 if is_random else step, means)
 
-        # Discriminative groups of an untrained classifier have large logits of opposite signs at
-        # the usual deviation 1 / √d. From there `tight` hardly learns (RESULTS_APPENDIX.md).
-        init_head = partial(init_linear_head, problem, scale=0.1)
         # The objective state of random groups is the step, so that every step draws other ones.
         init_state = partial(jnp.zeros, (), jnp.int32) if is_random else tuple
         return Objective(init_head, loss, head_logits, init_state)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,11 +44,6 @@ PAPER_NAMES = (*_CLASSIFICATION, *_OF_THE_PAPER, *_sums(_CLASSIFICATION, _OF_THE
 NAMES = (*PAPER_NAMES, *_OF_UNIT_VECTORS, *_sums(["sce"], _OF_UNIT_VECTORS), *WITH_PROXIES)
 """Every loss."""
 
-if TYPE_CHECKING:
-    Name: TypeAlias = str
-else:
-    Name = Literal[NAMES]
-
 _LABELS = {
     "sce": "SCE",
     "bce": "BCE",
@@ -71,7 +66,7 @@ _OPERATORS = {"sum": "+", "direct": "⊕", "spectral": "⊕̃"}
 class IntegratedLoss(NamedLoss):
     """What is minimised."""
 
-    name: Name = "direct:sce+nca"
+    name: Literal[NAMES] = "direct:sce+nca"  # pyright: ignore
     """One loss, a sum, a direct sum or a spectral sum. All metric losses but nca and proto get
     features of length 1, which a direct or spectral sum projects afterwards."""
     metric_weight: Weight = 1.0

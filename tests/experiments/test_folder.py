@@ -527,7 +527,7 @@ ERRORS = {
     "columns": (_csv("name,label\n"), "has the columns name, label; it needs file and labels"),
     "empty": (_csv(""), r"has the columns \(none\)"),
     "absent": (_csv("file,labels\nx.jpg,a\nant/0.jpg,a\n"), "lists 1 file.*'x.jpg' in line 2"),
-    "elsewhere": (_csv("file,labels\n../x.jpg,a\n/etc/passwd,b\n"), "lists 2 file.* that are not"),
+    "elsewhere": (_csv("file,labels\n../x.jpg,a\n/etc/passwd,b\n"), "lists 2 files of which"),
     "cells": (_csv("file,labels\nant/0.jpg,a,b\n"), "line 2: 3 cells for 2 columns"),
     "two labels": (_csv("file,label\nant/0.jpg,a\nant/0.jpg,b\n"), "line 3: .* or two labels"),
     "no label": (_csv("file,label\nant/0.jpg,\n"), "line 2: 'ant/0.jpg' has no label"),

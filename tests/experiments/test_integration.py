@@ -137,7 +137,7 @@ EVALUATION = IntegrationEvaluation(ways=3, shots=(2, 6), queries=4, episodes=9, 
 
 
 def build(
-    loss: integration.Name = "direct:sce+nca", strategy: str = "random", **changes
+    loss: Any = "direct:sce+nca", strategy: str = "random", **changes
 ) -> FewShot:
     evaluation = dataclasses.replace(EVALUATION, **changes)
     sampling = SamplingConfig(batch_size=40, strategy=strategy)
