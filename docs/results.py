@@ -401,7 +401,7 @@ def draw_verdicts(verdicts: list[dict[str, Any]]) -> Figure:
         0.5 + 0.21 * len(lines),
         title="What was found of the papers' claims",
         caption="Points, with 95 % intervals; right: as the paper says; filled: 0 is excluded. "
-        "Diamonds: what the paper found on its own data sets (E: at m = −0.3, on validation classes).",
+        "Diamonds: what the paper found on its own data sets (E: m = −0.3, validation classes).",
     )
     panel = figure.add_subplot()
     names = [of["difference"] if of else lines[y + 1]["paper"] for y, of in enumerate(lines)]
