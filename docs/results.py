@@ -16,6 +16,7 @@ values of runs, and the table has their means, standard deviations and paired di
 import csv
 import re
 from collections.abc import Iterator
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +33,9 @@ RESULTS = EXPERIMENTS / "results"
 PAGES = "RESULTS.md", "RESULTS_APPENDIX.md"
 
 _NUMBER = re.compile(r"([+−]?)(\d[\d,]*(?:\.(\d+))?)(?: ± (\d+(?:\.\d+)?))?")
+_PLACE = re.compile(r"(minus )?(.+?): (.+?)(?: – (upper|lower))?")
 _QUOTE = re.compile(r'\[([^][]*)\]\(results/([\w-]+)\.csv "([^"]*)"\)')
-_MADE = re.compile(r"(<!-- (commands of )?results/([\w-]+)\.csv -->\n\n?)(?:(?:\||    ).*\n)*")
+_MADE = re.compile(r"(<!-- (commands of )?results/([\w-]+)\.csv -->)\n+(?:(?:\||    ).*\n)*\n*")
 
 
 class Number(NamedTuple):
@@ -43,16 +45,22 @@ class Number(NamedTuple):
     half: float | None
     """Half the interval, or the standard deviation."""
     is_difference: bool
+    excludes_0: bool
+    """Of a difference, whether its interval does."""
 
 
 def number_of(cell: str) -> Number | None:
-    """What a cell says: `80.1`, `80.1 ± 0.5` or a difference `−0.2 ± 0.4`."""
+    """What a cell says: `80.1`, `80.1 ± 0.5`, or a difference `−0.2 ± 0.4`.
+
+    `!` marks an interval that excludes 0 before it is rounded.
+    """
     found = _NUMBER.fullmatch(cell.strip("* !"))
     if not found:
         return None
     value = float(found[2].replace(",", "")) * (-1 if found[1] == "−" else 1)
     half = float(found[4]) if found[4] else None
-    return Number(value, half, bool(found[1]) and half is not None)
+    is_difference = half is not None and (bool(found[1]) or value == 0)
+    return Number(value, half, is_difference, abs(value) > (half or 0) or cell.endswith("!"))
 
 
 class Table(NamedTuple):
@@ -85,12 +93,15 @@ class Table(NamedTuple):
         return rows
 
     def number(self, place: str) -> Number:
-        """That of `ROW: COLUMN`."""
-        row, _, column = place.partition(": ")
+        """That of `ROW: COLUMN`, of `minus ROW: COLUMN`, or of an end, `ROW: COLUMN – upper`."""
+        minus, row, column, end = _PLACE.fullmatch(place).groups()  # pyright: ignore
         number = number_of(self.rows[row][self.headings.index(column)])
-        if number is None:
-            raise ValueError(f"{place!r} is no number")
-        return number
+        if number is None or (end and not number.is_difference):
+            raise ValueError(f"{place!r} is no number, or has no interval")
+        if end:
+            value = round(number.value + {"upper": 1, "lower": -1}[end] * (number.half or 0), 6)
+            number = number._replace(value=value, half=None)
+        return number._replace(value=-number.value) if minus else number
 
     def markdown(self) -> list[str]:
         """Its lines, with the best numbers and intervals that exclude 0 in bold."""
@@ -104,7 +115,7 @@ class Table(NamedTuple):
             len(self.headings) - self.names
         )
         escaped = [[cell.replace("|", r"\|") for cell in row] for row in (self.headings, *rows)]
-        lines = [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in escaped]
+        lines = [f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in row)}|" for row in escaped]
         return [lines[0], f"|{'|'.join(marks)}|", *lines[1:]]
 
     def _best(self) -> set[tuple[int, int]]:
@@ -123,12 +134,11 @@ class Table(NamedTuple):
 
 
 def _bold(cell: str, is_best: bool) -> str:
-    """The text of a cell. `!` marks an interval that excludes 0 before it is rounded."""
+    """The text of a cell. Stars in a file are for cells with more than a number."""
     number = number_of(cell)
-    if number and number.half is not None and number.is_difference:
-        is_best = abs(number.value) > number.half or cell.endswith("!")
-    text = cell.removesuffix(" !")
-    return f"**{text}**" if is_best else text
+    if number and number.is_difference:
+        cell, is_best = cell.removesuffix(" !"), number.excludes_0
+    return f"**{cell}**" if is_best else cell
 
 
 def read(name: str) -> Table:
@@ -141,7 +151,10 @@ def read(name: str) -> Table:
     headings, *body = csv.reader(lines)
     if "seed" in headings:
         headings, body = _of_runs(pd.DataFrame(body, columns=headings), facts)
-    return Table(facts, headings, body)
+    table = Table(facts, headings, body)
+    if len(set(headings)) < len(headings) or len(table.rows) < len(body):
+        raise ValueError(f"{name}.csv: rows and columns must have names of their own")
+    return table
 
 
 def _of_runs(runs: pd.DataFrame, facts: dict[str, list[str]]) -> tuple[list[str], list[list[str]]]:
@@ -182,8 +195,8 @@ def render(text: str) -> str:
         table = read(match[3])
         lines = table.markdown()
         if match[2]:
-            lines = [line for command in table.facts["command"] for line in _wrapped(command)]
-        return match[1] + "".join(f"{line}\n" for line in lines)
+            lines = ["", *(line for of in table.facts["command"] for line in _wrapped(of))]
+        return "\n".join([match[1], *lines, "", ""])
 
     return _QUOTE.sub(_quoted, _MADE.sub(made, text))
 
@@ -191,19 +204,23 @@ def render(text: str) -> str:
 def _quoted(match: re.Match[str]) -> str:
     text, name, title = match.groups()
     try:
-        found = _NUMBER.search(text)
-        place, _, end = title.removeprefix("minus ").partition(" – ")
-        value, half, _ = read(name).number(place)
-        if end:
-            value, half = value + {"upper": 1, "lower": -1}[end] * (half or 0), None
-        value *= -1 if title.startswith("minus ") else 1
-        sign, _, digits, with_half = found.groups() if found else ("", "", "", "")
-    except (KeyError, ValueError) as error:
+        number = read(name).number(title)
+        sign, _, digits, half_digits = _NUMBER.fullmatch(text).groups()  # pyright: ignore
+    except (AttributeError, KeyError, ValueError) as error:
         raise ValueError(f"{match[0]}: {error!r}") from error
-    new = f"{value:{'+' if sign else ''},.{len(digits or '')}f}".replace("-", "−")
-    if with_half and half is not None:
-        new += f" ± {half:.{len(with_half.partition('.')[2])}f}"
-    return f'[{_NUMBER.sub(new, text, count=1)}](results/{name}.csv "{title}")'
+    value = _rounded(number.value, digits)
+    new = f"{value:{'+' if sign else ''},}"
+    if half_digits and number.half is not None:
+        half = _rounded(number.half, half_digits.partition(".")[2])
+        new += f" ± {half}"
+        if number.is_difference and number.excludes_0 != (abs(value) > half):
+            raise ValueError(f"{match[0]}: {new} hides that 0 is excluded: it needs more decimals")
+    return f'[{new.replace("-", "−")}](results/{name}.csv "{title}")'
+
+
+def _rounded(value: float, digits: str | None) -> Decimal:
+    """With as many decimals as `digits` has."""
+    return Decimal(str(value)).quantize(Decimal(10) ** -len(digits or ""), ROUND_HALF_UP)
 
 
 def _wrapped(command: str) -> Iterator[str]:
@@ -319,7 +336,10 @@ def draw(picture: Picture) -> Figure:
     lines = -(-len(headings) // columns)
     first = next(number for numbers in rows.values() for number in numbers if number)
     over = read(picture.table).fact("over", "pairs of runs")
-    best = [max(row[k].value for row in rows.values() if row[k]) for k in range(len(headings))]
+    best = [
+        (min if "↓" in heading else max)(row[k].value for row in rows.values() if row[k])
+        for k, heading in enumerate(headings)
+    ]
     figure = style.new_figure(
         1.2 + 0.075 * max(map(len, rows)) + 2.1 * columns,
         (0.55 + 0.3 * len(rows)) * lines,
@@ -335,7 +355,7 @@ def draw(picture: Picture) -> Figure:
             if number:
                 filled = number.value == best[place]
                 if first.is_difference:
-                    filled = abs(number.value) > (number.half or 0)
+                    filled = number.excludes_0
                 _point(panel, y, number, filled=filled)
         panel.set_title(heading, size=style.MEDIUM)
         panel.set_yticks(range(len(rows)), rows if place % columns == 0 else [""] * len(rows))
@@ -399,9 +419,10 @@ def draw_verdicts(verdicts: list[dict[str, Any]]) -> Figure:
     figure = style.new_figure(
         7,
         0.5 + 0.21 * len(lines),
-        title="What was found of the papers' claims",
+        title="Differences that test the papers' claims",
         caption="Points, with 95 % intervals; right: as the paper says; filled: 0 is excluded. "
-        "Diamonds: what the paper found on its own data sets (E: m = −0.3, validation classes).",
+        "Diamonds: the paper's or its authors', on other data (A: each method's best sampling; B: "
+        "100 classes of ImageNet; C: CIFAR-100; D: MS-COCO; E: m = −0.3, validation classes).",
     )
     panel = figure.add_subplot()
     names = [of["difference"] if of else lines[y + 1]["paper"] for y, of in enumerate(lines)]
@@ -410,14 +431,13 @@ def draw_verdicts(verdicts: list[dict[str, Any]]) -> Figure:
         if of is None:
             label.set_weight("bold")
             continue
-        number = of["number"]
-        filled = abs(number.value) > number.half
-        _point(panel, y, number._replace(value=number.value * int(of["sign"])), filled=filled)
+        _point(panel, y, of["number"], filled=of["number"].excludes_0)
         published = [float(value) for value in of["published"].split()]
         panel.plot(published, [y] * len(published), "D", color=style.ORANGE, markersize=4)
     panel.set_ylim(len(lines) - 0.5, -0.5)
     panel.tick_params(axis="y", length=0)
     panel.axvline(0, color=style.INK, linewidth=0.9, zorder=1)
+    panel.set_xlabel("points")
     return figure
 
 

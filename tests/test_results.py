@@ -73,11 +73,37 @@ def test_a_quote_is_a_number_its_negative_or_an_end_of_its_interval(made):
         f"{place} – lower": "[−0.7]",
     }.items():
         quote = f'{text}(results/a-nca-3200.csv "{title}")'
-        wrong = quote.replace(re.search(r"\d", text)[0], "9", 1)
+        wrong = re.sub(r"\d", "9", quote, count=1)
         assert made["render"](wrong) == quote
-    for title in ("direct: 5-shot − sum", "direct sum, stopped: 7-shot", "SCE: T, learning rate"):
+    for title in (
+        *("direct: 5-shot − sum", "direct sum, stopped: 7-shot", "SCE: T, learning rate"),
+        "SCE: 1-shot – upper",
+    ):
         with pytest.raises(ValueError, match=re.escape(title)):
             made["render"](f'[1](results/a-nca-3200.csv "{title}")')
+
+
+def test_a_quote_does_not_hide_that_0_is_excluded(made):
+    place = "T_P = 1, ε = 1: this − the author's: mAP@sample"  # −1.25 ± 1.16
+    quote = f'(results/d-temperature.csv "{place}")'
+    assert made["render"](f"[−9.99 ± 9.99]{quote}") == f"[−1.25 ± 1.16]{quote}"
+    with pytest.raises(ValueError, match="more decimals"):
+        made["render"](f"[−9 ± 9]{quote}")
+    # `!`: before it was rounded.
+    table = made["read"]("a-nca-3200")
+    assert table.rows["NCA"][5] == "−0.23 ± 0.23 !"
+    assert "| **−0.23 ± 0.23** |" in table.markdown()[3]
+    rows = made["panels_of"](made["FIGURES"]["integration-differences-3200"])[1]
+    assert rows["NCA"][1].excludes_0
+
+
+def test_tables_end_and_verdicts_are_the_same_everywhere():
+    for page in PAGES.values():
+        assert not re.search(r"^\|.*\n(?![|\n])", page, re.MULTILINE)
+    rows = re.findall(r"^\| \[([A-F]\.).*?\*\*(.*?)\*\*", PAGES["RESULTS.md"], re.MULTILINE)
+    found = [(letter, verdict.lower().rstrip(".")) for letter, verdict in rows]
+    of_chart = dict.fromkeys(of["paper"] for of in MADE["read_verdicts"]())
+    assert found == [(name[:2], name.rpartition(": ")[2]) for name in of_chart]
 
 
 def test_values_of_runs_become_means_and_paired_differences(made):
@@ -92,7 +118,7 @@ def test_values_of_runs_become_means_and_paired_differences(made):
     path.write_text("\n".join(lines), encoding="utf-8")
     table = made["read"]("runs")
     assert table.headings == ["loss", "accuracy", "new − this: accuracy"]
-    half = 4.302653 * np.std([1, 2, 1.5], ddof=1) / np.sqrt(3)
+    half = 4.302653 * np.std([1, 2, 1.5], ddof=1) / np.sqrt(3)  # The quantile of 2 degrees.
     assert table.rows["old"] == ["old", "2.5 ± 0.5", f"+1.50 ± {half:.2f} !"]
     assert table.rows["new"] == ["new", "4.0 ± 1.0", "–"]
     assert "**+1.50 ± 1.24**" in table.markdown()[-1]

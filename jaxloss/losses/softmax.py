@@ -92,7 +92,7 @@ def softmax_loss(
         values = _values(numbers, logits, labels, valid)
         return batch.reduce(values, valid, sample_weights, reduction, axis_name)
     shares = batch.shares(valid, sample_weights, reduction, axis_name, logits.dtype)
-    blocks = in_blocks(((logits, labels, shares), valid), size)
+    blocks: Any = in_blocks(((logits, labels, shares), valid), size)
     total, _ = sum_of_blocks((partial(_total, numbers),) * 2, *batch.vary_alike((*blocks, ())))
     return batch.sum_over(total, axis_name)
 
