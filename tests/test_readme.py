@@ -206,7 +206,6 @@ def test_the_table_of_losses_names_every_one():
     [
         "README.md",
         "experiments/README.md",
-        pytest.param("experiments/RESULTS.md", marks=pytest.mark.long),
         pytest.param("experiments/RESULTS_APPENDIX.md", marks=pytest.mark.long),
     ],
 )
