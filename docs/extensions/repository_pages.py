@@ -25,7 +25,6 @@ PAGES = {
     "docs/notebooks/index.md": "notebooks/index",
     "docs/releasing.md": "releasing",
     "experiments/BENCHMARKS.md": "experiments/benchmarks",
-    "experiments/EARLIER_RESULTS.md": "papers/earlier_results",
     "experiments/PODS.md": "experiments/pods",
     "experiments/README.md": "experiments/index",
     "experiments/RESULTS.md": "papers/index",
@@ -51,7 +50,7 @@ SECTIONS = {
 MARKED = ("On a TPU", "Changed", "[0.1.0]")
 """Headings before which a comment `from HEADING` is put, so that pages can start or end there."""
 
-_LINK = re.compile(r"\]\((?!\w+:)(?![^)]*\.png\))([^)#\s]*)(#[^)\s]*)?\)")
+_LINK = re.compile(r"\]\((?!\w+:)(?![^)]*\.png\))([^)#\s]*)(#[^)\s]*)?( \"[^\"]*\")?\)")
 _HEADING = re.compile(r"^(#{2,4}) (.*)$", re.MULTILINE)
 
 
@@ -75,7 +74,7 @@ def rewrite(app: Sphinx, path: Path, parent: str, content: list[str]):
     document = (Path(app.srcdir) / path).resolve().relative_to(ROOT)
 
     def link(match: re.Match[str]) -> str:
-        file, anchor = match[1], match[2] or ""
+        file, anchor, title = match[1], match[2] or "", match[3] or ""
         target = (ROOT / document.parent / file).resolve() if file else ROOT / document
         name = target.relative_to(ROOT).as_posix()
         if name in SECTIONS and anchor:
@@ -85,7 +84,7 @@ def rewrite(app: Sphinx, path: Path, parent: str, content: list[str]):
         elif name in PAGES:
             page = PAGES[name]
         else:
-            return f"]({REPOSITORY}{name}{anchor})"
+            return f"]({REPOSITORY}{name}{anchor}{title})"
         return f"](/{page}.md{anchor})"
 
     text = _LINK.sub(link, content[0])

@@ -96,9 +96,9 @@ class Train:
 class Sweep:
     """Train and evaluate a preset at all combinations of values of some options.
 
-    Writes table.md, table.json and figure.png. Finished runs are kept: the same command continues
-    where it was stopped. The table has the values and seeds that the command names. If a run
-    diverges, the others continue; the table shows which one it was, and the exit status is 3.
+    Writes table.md, table.json, runs.csv and figure.png. Finished runs are kept: the same command
+    continues where it was stopped. The table has the values and seeds that the command names. If a
+    run diverges, the others continue; the table shows which one it was, and the exit status is 3.
     """
 
     config: Preset

@@ -32,9 +32,10 @@ def write_grid(
     notes: Sequence[str] = (),
     **arrangement: Any,
 ) -> list[Path]:
-    """Writes table.md, table.json and, if there are values, figure.png; returns their paths.
+    """Writes table.md, table.json, runs.csv and, if there are values, figure.png; returns paths.
 
-    With a baseline, differences.png is written, too. Title, command (as typed last) and notes are
+    runs.csv has the values of every run, as `experiments/results` takes them. With a baseline,
+    differences.png is written, too. Title, command (as typed last) and notes are
     those of tables and figures. `arrangement` is what else `make_grid` takes.
     """
     grid = make_grid(axes, runs, **arrangement)
@@ -50,12 +51,31 @@ def write_grid(
     }
     directory.mkdir(parents=True, exist_ok=True)
     paths = [write_json(directory / "table.json", stored)]
+    paths += [write_atomically(directory / "runs.csv", grid_runs(grid, axes, runs, command))]
     for name, difference in {"figure": False, "differences": True}.items():
         figure = grid_figure(grid, difference=difference, title=title, command=command)
         if figure is not None:
             paths.append(write_picture(directory / f"{name}.png", figure))
             text += f"\n![{md.plain(title)}: {name}]({name}.png)\n"
     return [write_atomically(directory / "table.md", text), *paths]
+
+
+def grid_runs(grid: Grid, axes: Sequence[Axis], runs: Sequence[GridRun], command: str) -> str:
+    """The values of every run in CSV, below lines of how they were made."""
+    lines = [f"# baseline: {'='.join(of)}" for of in [grid.comparison.baseline] if of]
+    lines += [f"# command: {command}"]
+    lines += [f"# code: {code}" for code in dict.fromkeys(version_text(r.report) for r in runs)]
+    rows = [
+        {axis.name: label for axis, label in zip(axes, run.place, strict=True)}
+        | {"seed": run.report["seed"]}
+        | {
+            md.metric_heading(metric): md.scaled(run.measured[name]["value"], metric.unit)
+            for name, metric in grid.metrics.items()
+            if run.measured.get(name, {}).get("value") is not None
+        }
+        for run in runs
+    ]
+    return "\n".join([*lines, pd.DataFrame(rows).to_csv(index=False, float_format="%.6g")])
 
 
 def grid_table(

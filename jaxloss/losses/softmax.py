@@ -82,19 +82,17 @@ def softmax_loss(
         "label_smoothing", label_smoothing, logits.dtype, at_least=0, below=1
     )
     penalty = checks.in_range("logsumexp_penalty", logsumexp_penalty, logits.dtype)
-    numbers = label_smoothing, penalty
-    if labels.ndim == 1:
-        values = _values(numbers, logits, labels, valid)
-        return batch.reduce(values, valid, sample_weights, reduction, axis_name)
-    checks.same_shape("labels", labels, "logits", logits)
-    size = _rows_of_block(logits, numbers)
+    numbers, size = (label_smoothing, penalty), None
+    if labels.ndim == 2:
+        checks.same_shape("labels", labels, "logits", logits)
+        size = _rows_of_block(logits, numbers)
     if size is None or reduction == "none":
         values = _values(numbers, logits, labels, valid)
         return batch.reduce(values, valid, sample_weights, reduction, axis_name)
     shares = batch.shares(valid, sample_weights, reduction, axis_name, logits.dtype)
-    blocks = in_blocks(((logits, labels, shares), valid), size)
-    total, _ = sum_of_blocks((partial(_total, numbers),) * 2, *batch.vary_alike((*blocks, ())))
-    return batch.sum_over(total, axis_name)
+    blocks = in_blocks((logits, labels, shares), size), in_blocks(valid, size), ()
+    found: Any = sum_of_blocks((partial(_total, numbers),) * 2, *batch.vary_alike(blocks))
+    return batch.sum_over(found[0], axis_name)
 
 
 def _rows_of_block(logits: Float[Array, "n C"], numbers: tuple[Number, Number]) -> int | None:

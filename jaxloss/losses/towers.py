@@ -141,7 +141,7 @@ def info_nce_loss(
       Yi et al., Sampling-Bias-Corrected Neural Modeling, RecSys 2019, eq. (3) (`key_bias`).
       Yeh et al., Decoupled Contrastive Learning, ECCV 2022, eq. (6) (`positive_in_denominator`).
       Li et al., Towards General Text Embeddings with Multi-stage Contrastive Learning, 2023,
-        eq. (2) (`same_tower_negatives`).
+        eq. (2) (`same_tower_negatives`; there, both sides in one softmax).
       Solatorio, GISTEmbed, 2024, section 3 (`guide`).
       Eysenbach et al., Contrastive Learning as Goal-Conditioned Reinforcement Learning, NeurIPS
         2022 (`logsumexp_penalty`).

@@ -161,7 +161,23 @@ def test_without_values_there_is_no_figure(tmp_path):
     runs = [diverged((name,), 0) for name in METHODS.labels]
     text, _ = written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
     assert "| softmax | diverged |" in text
-    assert {path.name for path in tmp_path.iterdir()} == {"table.md", "table.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"table.md", "table.json", "runs.csv"}
+
+
+def test_the_values_of_runs_are_a_file(tmp_path):
+    runs = runs_of({"softmax": (0.25, 0.5), "loose": (0.125,)}, ERROR)
+    runs.append(diverged(("loose",), 1))
+    written(tmp_path, [METHODS], runs, comparison=Comparison(BASELINE))
+    lines = (tmp_path / "runs.csv").read_text().splitlines()
+    assert lines[:3] == [f"# baseline: {'='.join(BASELINE)}", "# command: c", lines[2]]
+    assert lines[2].startswith("# code: jaxloss ")
+    assert lines[3:] == [
+        "Method,seed,error (%) ↓",
+        "softmax,0,25",
+        "softmax,1,50",
+        "loose,0,12.5",
+        "loose,1,",
+    ]
 
 
 def bar_of(panel):

@@ -149,3 +149,36 @@ def test_squares_of_which_some_are_not_normal_numbers():
         np.testing.assert_allclose(jaxloss.cosine_logits(a, b.T), units @ units.T, atol=FLOAT32)
     norms = row_norms(small, jnp.ones(3, bool))
     np.testing.assert_allclose(norms, 1e-19 * np.linalg.norm(rows, axis=1), rtol=FLOAT32)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_soft_targets_in_blocks_of_rows_are_as_those_of_all_rows(reduction):
+    """Where logits and targets do not fit a CPU's cache; `reduction="none"` has no blocks."""
+    rng, size = np.random.default_rng(45), (256, 1024)
+    logits, targets = rng.normal(size=size), rng.dirichlet(np.ones(1024), 256)
+    logits[0, :3] = -np.inf
+    targets[0, :3] = 0
+    logits[1] = np.nan
+    where = np.arange(256) != 1
+    options = {"label_smoothing": 0.1, "logsumexp_penalty": 0.2, "where": where}
+    weights = rng.uniform(1, 2, 256)
+
+    def in_blocks(logits, targets, weights):
+        loss = partial(jaxloss.softmax_loss, sample_weights=weights, reduction=reduction, **options)
+        return loss(logits, targets)
+
+    def of_rows(logits, targets, weights):
+        values = jaxloss.softmax_loss(logits, targets, reduction="none", **options)
+        weights = jnp.where(where, weights, 0)
+        return jnp.sum(weights * jnp.where(where, values, 0)) / (
+            jnp.sum(weights) if reduction == "mean" else 1
+        )
+
+    with jax.enable_x64(True):
+        given = [jnp.asarray(x) for x in (logits, targets, weights)]
+        assert "scan" in str(jax.make_jaxpr(in_blocks)(*given))
+        for number in range(3):
+            got, expected = (jax.grad(f, number)(*given) for f in (in_blocks, of_rows))
+            np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-13)
+        got, expected = (f(*given) for f in (in_blocks, of_rows))
+        np.testing.assert_allclose(got, expected, rtol=1e-12)
