@@ -246,8 +246,9 @@ def _examine_again(
     broken: dict[Path, str] = {}
     files = [file for _, _, file in every.files]
     examined = dict(of_every_image(_examined, files, broken.__setitem__))
-    why = [text.replace(f"{readable(every.root)}/", "", 1) for _, text in sorted(broken.items())]
-    shown = "; ".join(why[:5]) + "; …" * (len(why) > 5)
+    why = {file: text.partition(" is not a readable image: ")[2] for file, text in broken.items()}
+    shown = [f"{readable(f.relative_to(every.root))} ({why[f]})" for f in sorted(why)]
+    shown = ", ".join(shown[:5]) + ", …" * (len(shown) > 5)
     count = "1 damaged image" if len(why) == 1 else f"{len(why)} damaged images"
     lines = [f"left out {count}: {shown}"] * bool(why)
     try:

@@ -101,10 +101,8 @@ def draw_map(
     shares, points = space.variance_shares(together, directions), [of @ directions for of in units]
     for (_, name, _), color, of in zip(clouds, COLORS, points, strict=False):
         axes.plot([], [], "s", color=color, label=name)
-        size_and_alpha: Any = (
-            {"s": 9, "alpha": 0.7} if len(together) < 2000 else {"s": 4, "alpha": 0.25}
-        )
-        axes.scatter(*of.T, color=color, linewidths=0, zorder=1, **size_and_alpha)
+        area, alpha = (9, 0.7) if len(together) < 2000 else (4, 0.25)
+        axes.scatter(*of.T, s=area, color=color, alpha=alpha, linewidths=0, zorder=1)
     low, high = (f([f(of, axis=0) for of in points if len(of)], axis=0) for f in (np.min, np.max))
     middle, half = (low + high) / 2, max(0.54 * np.max(high - low), 1e-6)
     limits = np.stack([middle - half, middle + half])

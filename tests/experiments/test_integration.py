@@ -136,9 +136,7 @@ def test_mixed_images_and_queues_need_a_loss_that_can_have_them():
 EVALUATION = IntegrationEvaluation(ways=3, shots=(2, 6), queries=4, episodes=9, span=True)
 
 
-def build(
-    loss: Any = "direct:sce+nca", strategy: str = "random", **changes
-) -> FewShot:
+def build(loss: Any = "direct:sce+nca", strategy: str = "random", **changes) -> FewShot:
     evaluation = dataclasses.replace(EVALUATION, **changes)
     sampling = SamplingConfig(batch_size=40, strategy=strategy)
     return FewShot(
