@@ -73,11 +73,11 @@ def test_half_precision_features_update_float32_means(dtype):
 
 
 def test_degenerate_class_means_stay_finite():
-    old = np.array([[1.0, 0.0, 0.6], [0.0, 0.0, 0.8]], np.float32)
+    old = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], np.float32)
     zero = update(old, np.zeros((3, 2), np.float32), np.arange(3))
     np.testing.assert_allclose(zero, old, atol=FLOAT32)
-    # Samples that cancel, and a class mean that reverses its direction.
-    opposite = np.array([[1.0, 2.0], [-1.0, -2.0], [-0.6, -0.8]], np.float32)
+    # Samples that cancel, and a class mean that reverses its direction, without any rounding.
+    opposite = np.array([[1.0, 2.0], [-1.0, -2.0], [0.0, -1.0]], np.float32)
     got = update(old, opposite, np.array([0, 0, 2]), decay=0.5)
     np.testing.assert_allclose(got, [[1, 0, 0], [0, 0, 0]], atol=FLOAT32)
 
