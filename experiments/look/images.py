@@ -147,7 +147,7 @@ def neighbours(view: View) -> Picture | None:
         notes = np.where(right, "", [wrapped(name, 9, 2) for name in names[1:]])
         image, *images = side.outputs.images(chosen[[query, *nearest]])
         frames = np.where(right, "none", VERMILLION)
-        tiles = [Tile(image, INK), *map(Tile, images, frames, notes)]
+        tiles = [Tile(image, INK), Tile(), *map(Tile, images, frames, notes)]
         rows.append((wrapped(names[0], 16, 4), tiles))
     half = -(-len(rows) // 2)
     picture = Picture(
