@@ -161,6 +161,7 @@ def _of_runs(runs: pd.DataFrame, facts: dict[str, list[str]]) -> tuple[list[str]
     """Headings and cells of the means of runs, and of their differences to the baseline."""
     place = runs.columns.get_loc("seed")
     names, metrics = list(runs.columns[:place]), list(runs.columns[place + 1 :])
+    facts["names"] = [str(len(names))]
     of, baseline = facts["baseline"][-1].split("=")
     runs = runs.astype(dict.fromkeys(metrics, float)).set_index([*names, "seed"])
     same = runs.xs(baseline, level=of)
