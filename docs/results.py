@@ -162,26 +162,33 @@ def _of_runs(runs: pd.DataFrame, facts: dict[str, list[str]]) -> tuple[list[str]
     place = runs.columns.get_loc("seed")
     names, metrics = list(runs.columns[:place]), list(runs.columns[place + 1 :])
     facts["names"] = [str(len(names))]
-    of, baseline = facts["baseline"][-1].split("=")
-    runs = runs.astype(dict.fromkeys(metrics, float)).set_index([*names, "seed"])
-    same = runs.xs(baseline, level=of)
+    of, _, baseline = facts.get("baseline", [""])[-1].partition("=")
+    runs[metrics] = runs[metrics].apply(pd.to_numeric)  # Nothing stands for a run that diverged.
+    runs = runs.set_index([*names, "seed"])
     rows = []
     for key, own in runs.groupby(level=names, sort=False):
         cells = [_value(own[metric]) for metric in metrics]
-        paired = own.droplevel(of)
-        differences = same.reindex(paired.index) - paired
-        is_other = dict(zip(names, key, strict=True))[of] != baseline
-        cells += [_difference(differences[m]) if is_other else markdown.MISSING for m in metrics]
+        if of:
+            paired = own.droplevel(of)
+            differences = runs.xs(baseline, level=of).reindex(paired.index) - paired
+            is_other = dict(zip(names, key, strict=True))[of] != baseline
+            cells += [
+                _difference(differences[m]) if is_other else markdown.MISSING for m in metrics
+            ]
         rows.append([*key, *cells])
-    return [*names, *metrics, *(f"{baseline} − this: {metric}" for metric in metrics)], rows
+    compared = [f"{baseline} − this: {metric}" for metric in metrics] if of else []
+    return [*names, *metrics, *compared], rows
 
 
 def _value(values: pd.Series) -> str:
-    return f"{values.mean():.1f} ± {values.std():.1f}"
+    deviation = f" ± {values.std():.1f}" if values.count() > 1 else ""
+    return f"{values.mean():.1f}{deviation}"
 
 
 def _difference(values: pd.Series) -> str:
-    mean, half = mean_and_interval(values.to_numpy())
+    if values.count() < 2:
+        return f"{values.mean():+.2f}".replace("-", "−")
+    mean, half = mean_and_interval(values.dropna().to_numpy())
     text = f"{mean:+.2f} ± {half:.2f}".replace("-", "−")
     return f"{text} !" if abs(mean) > half else text
 
@@ -194,9 +201,10 @@ def render(text: str) -> str:
 
     def made(match: re.Match[str]) -> str:
         table = read(match[3])
-        lines = table.markdown()
         if match[2]:
             lines = ["", *(line for of in table.facts["command"] for line in _wrapped(of))]
+        else:
+            lines = table.markdown()
         return "\n".join([match[1], *lines, "", ""])
 
     return _QUOTE.sub(_quoted, _MADE.sub(made, text))
