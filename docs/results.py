@@ -431,7 +431,8 @@ def draw_verdicts(verdicts: list[dict[str, Any]]) -> Figure:
         title="Differences that test the papers' claims",
         caption="Points, with 95 % intervals; right: as the paper says; filled: 0 is excluded. "
         "Diamonds: the paper's or its authors', on other data (A: each method's best sampling; B: "
-        "100 classes of ImageNet; C: CIFAR-100; D: MS-COCO; E: m = −0.3, validation classes).",
+        "100 classes of ImageNet; C: CIFAR-100; D: MS-COCO; E: m = −0.3, validation classes). "
+        "Rows without a diamond: no such number.",
     )
     panel = figure.add_subplot()
     names = [of["difference"] if of else lines[y + 1]["paper"] for y, of in enumerate(lines)]
@@ -442,7 +443,7 @@ def draw_verdicts(verdicts: list[dict[str, Any]]) -> Figure:
             continue
         _point(panel, y, of["number"], filled=of["number"].excludes_0)
         published = [float(value) for value in of["published"].split()]
-        panel.plot(published, [y] * len(published), "D", color=style.ORANGE, markersize=4)
+        panel.plot(published, [y - 0.3] * len(published), "D", color=style.ORANGE, markersize=4)
     panel.set_ylim(len(lines) - 0.5, -0.5)
     panel.tick_params(axis="y", length=0)
     panel.axvline(0, color=style.INK, linewidth=0.9, zorder=1)
