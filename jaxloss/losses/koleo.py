@@ -37,9 +37,10 @@ def koleo_loss(
        \hat x = x / \|x\|
 
     With several `neighbors`, :math:`\ell_i` is the mean over the nearest of them. The minimum is
-    over the global batch. The gradient reaches both samples of a pair, and is 0
-    between equal ones. In float32, the nearest of neighbours that are closer than about 3e-4 may be
-    taken for another of them. The memory does not grow with n², and there is a forward mode.
+    over the global batch. The gradient reaches both samples of a pair. Those closer than 5e-7 in
+    float32, which is rounding, count as equal, without a gradient; and of neighbours closer than
+    about 3e-4, another may be taken for the nearest. The memory does not grow with n², and there is
+    a forward mode.
 
     Args:
       features: `[n, d]`. A zero vector stays zero, and has no gradient.
@@ -74,8 +75,7 @@ def koleo_loss(
     labels = jnp.zeros_like(valid, jnp.int32)
     rows = anchors_and_references(features, labels, valid, axis_name=axis_name)
     wide = widened(*rows, normalize=True)
-    # Computed once, so that equal rows are equal: XLA would divide them in two loops.
-    units = lax.optimization_barrier(wide[0].features)
+    units = wide[0].features
     pairs, closeness = compare_distances(
         *rows, wide, normalized=True, block_size=block_size, axis_name=axis_name
     )
@@ -88,7 +88,8 @@ def koleo_loss(
         # From the rows themselves: a product would round the distance of near ones.
         steps = jnp.where(exists[:, None], units - pairs.rows_at(positions, units), 0)
         squares = jnp.sum(steps**2, axis=1)
-        zero = squares == 0  # False for NaN, so that NaN stays visible.
+        # XLA may divide equal rows in two loops, which round differently. False for NaN.
+        zero = squares <= (4 * jnp.finfo(units.dtype).eps) ** 2
         distances = jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, squares)))
         return -jnp.log(distances + epsilon)
 
@@ -99,7 +100,6 @@ def koleo_loss(
         further = _further(neighbors - 1, wide[0], nearest.positive, block_size, axis_name)
         every = zip((nearest.positive, defined), further, strict=True)
         positions, exist = (jnp.concatenate([one[None], more]) for one, more in every)
-        # In one loop, which reads the same numbers for equal rows.
         values = lax.map(lambda found: jax.checkpoint(loss_of)(*found), (positions, exist))
         number = jnp.maximum(jnp.sum(exist, axis=0), 1)
         values = jnp.sum(jnp.where(exist, values, 0), axis=0) / number.astype(units.dtype)

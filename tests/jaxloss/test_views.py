@@ -224,6 +224,19 @@ def test_sigreg_holds_no_array_of_rows_directions_and_points():
 # Errors ----
 
 
+@pytest.mark.parametrize("neighbors", [1, 2])
+def test_koleo_of_equal_rows_has_no_gradient(neighbors):
+    """However they are rounded: XLA may divide them in two loops."""
+    rows = np.random.default_rng(0).normal(size=(4, 7))
+    features = jnp.asarray(np.tile(rows, (4, 1)) * np.arange(1, 17)[:, None], jnp.float32)
+    loss = partial(jaxloss.koleo_loss, neighbors=neighbors)
+    on_four = over_mesh(partial(loss, axis_name="batch"), P("batch"), P())
+    for function in (loss, on_four):
+        value, gradient = jax.jit(jax.value_and_grad(function), compiler_options=QUICK)(features)
+        assert_close(value, -np.log(1e-8), FLOAT32)
+        assert not gradient.any()
+
+
 def test_wrong_points_of_sigreg_are_named():
     features, key = arrays()[0], jax.random.key(0)
     for number in (1, 16):
