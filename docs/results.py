@@ -8,9 +8,9 @@ is a link whose title names its cell: `[+0.6 ± 0.3](results/NAME.csv "ROW: COLU
 number of decimals. `"minus ROW: COLUMN"` is the negative of the cell; `"ROW: COLUMN – upper"`, or
 `lower`, is an end of its interval.
 
-A file has a table in CSV, below lines such as `# command: …`. If it has a column `seed`, it has the
-values of runs, and the table has their means, standard deviations and paired differences to the
-`# baseline: …`.
+A file has a table in CSV, below lines such as `# command: …`. If it has a column `seed`, or `draw`
+of the data, it has the values of runs, and the table has their means, standard deviations and
+paired differences to the `# baseline: …`.
 """
 
 import csv
@@ -149,7 +149,7 @@ def read(name: str) -> Table:
         key, _, value = lines.pop(0)[2:].partition(": ")
         facts.setdefault(key, []).append(value)
     headings, *body = csv.reader(lines)
-    if "seed" in headings:
+    if {"seed", "draw"} & set(headings):
         headings, body = _of_runs(pd.DataFrame(body, columns=headings), facts)
     table = Table(facts, headings, body)
     if len(set(headings)) < len(headings) or len(table.rows) < len(body):
@@ -159,12 +159,13 @@ def read(name: str) -> Table:
 
 def _of_runs(runs: pd.DataFrame, facts: dict[str, list[str]]) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of the means of runs, and of their differences to the baseline."""
-    place = runs.columns.get_loc("seed")
-    names, metrics = list(runs.columns[:place]), list(runs.columns[place + 1 :])
+    columns = list(runs.columns)
+    place = next(k for k, name in enumerate(columns) if name in ("seed", "draw"))
+    names, metrics = columns[:place], columns[place + 1 :]
     facts["names"] = [str(len(names))]
     of, _, baseline = facts.get("baseline", [""])[-1].partition("=")
     runs[metrics] = runs[metrics].apply(pd.to_numeric)  # Nothing stands for a run that diverged.
-    runs = runs.set_index([*names, "seed"])
+    runs = runs.set_index([*names, columns[place]])
     rows = []
     for key, own in runs.groupby(level=names, sort=False):
         cells = [_value(own[metric]) for metric in metrics]

@@ -46,15 +46,15 @@ def test_a_changed_number_in_a_page_is_another_page(old, new):
 
 
 def test_a_changed_number_in_a_file_changes_table_text_figure_and_verdict(made):
-    old, new = "+0.56 ± 0.28,−0.04 ± 0.26", "−0.31 ± 0.40,−0.04 ± 0.26"
-    change(made, "a-nca-3200", old, new)
+    change(made, "c-balanced", "+1.26 ± 0.45", "−0.31 ± 0.40")
     page = made["render"](PAGES["RESULTS.md"])
-    assert "| 81.0 ± 0.2 | 92.1 ± 0.2 | −0.31 ± 0.40 |" in page
-    assert "[−0.31 ± 0.40](results/a-nca-3200.csv" in page
-    assert "above their sum by [−0.3 ± 0.4](" in page
-    rows = made["panels_of"](made["FIGURES"]["integration-differences-3200"])[1]
-    assert rows["direct sum, as written"][0][:2] == (-0.31, 0.4)
-    assert made["read_verdicts"]()[0]["number"][:2] == (-0.31, 0.4)
+    assert "| static | 78.7 ± 0.6 | 3.7 ± 0.4 | −0.31 ± 0.40 |" in page
+    assert "Dynamic is [−0.3 ± 0.4](results/c-balanced.csv" in page
+    assert "**Confirmed**: by [−0.3 ± 0.4](results/c-balanced.csv" in page
+    rows = made["panels_of"](made["FIGURES"]["sphere-differences"])[1]
+    assert rows["static"][0][:2] == (-0.31, 0.4)
+    verdict = next(of for of in made["read_verdicts"]() if of["table"] == "c-balanced")
+    assert verdict["number"][:2] == (-0.31, 0.4)
 
 
 def test_intervals_in_sentences_are_those_of_files():
