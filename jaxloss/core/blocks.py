@@ -98,7 +98,10 @@ def _derivative(totals: tuple[Total, Total], primals: Any, tangents: Any) -> Any
 
 
 def _backward(totals: tuple[Total, Total], gradients: Any, cotangents: tuple[Array, Any]) -> Any:
-    return jax.tree.map(lambda gradient: cotangents[0] * gradient, gradients)
+    def by_cotangent(gradient: Array) -> Array:
+        return (cotangents[0] * gradient.astype(cotangents[0].dtype)).astype(gradient.dtype)
+
+    return jax.tree.map(by_cotangent, gradients)
 
 
 sum_of_blocks.defvjp(_with_gradients, _backward)

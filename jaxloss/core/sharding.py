@@ -149,7 +149,8 @@ def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -
 
     Raises:
       ValueError: If `axis_name` is not an axis of the mesh. When called: the number of rows is not
-        a multiple of the number of devices; add rows with `where=False`. What `divided` raises.
+        a multiple of the number of devices; add rows with `where=False`. The number of classes is
+        not a multiple of that of the devices of `class_axis_name`. What `divided` raises.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxloss
@@ -159,21 +160,27 @@ def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -
       >>> print(loss(features, jnp.zeros(len(features), int)))
       0.0
     """
-    if set(_as_tuple(axis_name)) - set(mesh.axis_names):
-        raise ValueError(
-            f"`axis_name` must be among the axes of the mesh, {mesh.axis_names}, got {axis_name!r}"
-        )
+    _check_axes("axis_name", axis_name, mesh)
     fixed = loss if isinstance(loss, partial) else partial(loss)
     function: Any = fixed.func
 
     @functools.wraps(function)
     def on_mesh(*args: Any, **kwargs: Any) -> Any:
         kwargs = {**fixed.keywords, **kwargs}
-        spread = _Spread(mesh, axis_name, kwargs.pop("class_axis_name", None))
+        class_axes = kwargs.pop("class_axis_name", None)
+        _check_axes("class_axis_name", class_axes, mesh)
+        spread = _Spread(mesh, axis_name, class_axes)
         call = _bound(function, (*fixed.args, *args), kwargs)
         return _called(call, spread, getattr(function, "_result", "loss"))
 
     return on_mesh  # pyright: ignore[reportReturnType]
+
+
+def _check_axes(name: str, axes: AxisName | None, mesh: jax.sharding.Mesh) -> None:
+    if set(_as_tuple(axes)) - set(mesh.axis_names):
+        raise ValueError(
+            f"`{name}` must be among the axes of the mesh, {mesh.axis_names}, got {axes!r}"
+        )
 
 
 def _of_flat_rows(function: Any, result: Result) -> Any:
@@ -344,6 +351,15 @@ def _num_rows(call: Call, spread: _Spread, result: Result) -> int | None:
             raise ValueError(
                 f"`{name}` has {number} rows, which do not spread evenly over the {spread.size} "
                 f"devices of {spread.axes!r}; fill them up with rows of where=False"
+            )
+    parts = math.prod(spread.mesh.shape[axis] for axis in _as_tuple(spread.class_axes))
+    for leaf in call.leaves():
+        number = dict(zip(leaf.sizes, np.shape(leaf.value), strict=False)).get("C", 0)
+        if number % parts:
+            raise ValueError(
+                f"`{leaf.name}` has {number} classes, which do not spread evenly over the {parts} "
+                f"devices of {spread.class_axes!r}; add classes with a bias of −∞, which change "
+                "nothing without label smoothing"
             )
     return next(iter(rows.values()), None)
 

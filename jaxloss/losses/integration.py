@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Integer
 
@@ -248,9 +249,10 @@ def _combined_loss(
         features = transform((wide_features, wide_weights, low), products)
         with sixteen_bits(low[0] is not None):
             metric = metric_loss(features, labels, **keywords)
-    if isinstance(metric, tuple):
-        raise TypeError("`metric_loss` must return a loss, got a tuple; leave out `metrics=True`")
-    return classification + metric_weight * metric
+    for name, found in (("classification_loss", classification), ("metric_loss", metric)):
+        if isinstance(found, tuple):
+            raise TypeError(f"`{name}` must return a loss, got a tuple; leave out `metrics=True`")
+    return classification + metric_weight * jnp.asarray(metric, dtype)
 
 
 def _check_keywords(name: str, loss: Any) -> None:

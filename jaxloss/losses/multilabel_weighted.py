@@ -11,7 +11,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Real
 
 from jaxloss.core import checks
-from jaxloss.core.batch import AxisName, Reduction, reduce
+from jaxloss.core.batch import AxisName, Reduction, reduce, vary_alike
 from jaxloss.core.checks import Number
 from jaxloss.core.logsumexp import finite_from_below, is_on
 from jaxloss.core.sharding import divided
@@ -307,7 +307,8 @@ def _rank_weights(
     Each is the sum of `H(r_p) / r_p` over the violated pairs. The loop over classes never holds all
     C² pairs.
     """
-    logits, negative = lax.stop_gradient(logits), targets == 0
+    logits, targets = vary_alike((lax.stop_gradient(logits), targets))
+    negative = targets == 0
     harmonic = _harmonic(logits)
 
     def rank(negative_weights: Array, column: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -333,6 +334,7 @@ def _ranked_ramps(
     The loop over classes computes the values from differences, and the weights that are their
     derivatives by the logits, by s and by λ.
     """
+    logits, targets = vary_alike((logits, targets))
     negative, fixed = targets == 0, lax.stop_gradient(logits)
     end, slope, harmonic = *lax.stop_gradient((ramp, leak)), _harmonic(logits)
 

@@ -53,7 +53,8 @@ def softmax_loss(
       where, sample_weights, reduction, axis_name: The common keywords of `jaxloss`.
 
     Returns:
-      A scalar, or `[n]` for `reduction="none"`.
+      A scalar, or `[n]` for `reduction="none"`. On a CPU, the mean or sum of many targets `[n, C]`
+      has no forward mode (`jax.jvp`); its gradient has one.
 
     Raises:
       ValueError: If `label_smoothing` is out of range.

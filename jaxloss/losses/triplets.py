@@ -11,7 +11,14 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Integer
 
 from jaxloss.core import checks
-from jaxloss.core.batch import AxisName, Reduction, checked_rows, reduce, zero_or_nan
+from jaxloss.core.batch import (
+    AxisName,
+    Reduction,
+    checked_rows,
+    reduce,
+    vary_alike,
+    zero_or_nan,
+)
 from jaxloss.core.checks import Number
 from jaxloss.core.linear import distances_of_squares, rounding_of_squares, sizes_are_known
 from jaxloss.core.logsumexp import softplus
@@ -351,7 +358,7 @@ def _all_soft(
     rule: _Rule, pairs: Pairs, lengths: _Lengths
 ) -> tuple[Float[Array, " a"], Float[Array, " a"]]:
     """No order helps here: each term differs. Positives come first, and end the work."""
-    distances = lengths.distances
+    pairs, distances = vary_alike((pairs, lengths.distances))
     order, ranked = lax.sort(
         (jnp.where(pairs.positives, 0, 1).astype(jnp.int32), distances), num_keys=1
     )

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -242,6 +243,33 @@ def test_nothing_counts_anywhere(row):
             of_weights = [of.pop("sample_weights") for of in gradients.values()]
             assert magnitude(gradients) == 0
             assert nothing.sample_weights is zeros or magnitude(of_weights) == 0
+
+
+HALF_SPREAD: Any = {
+    "soft triplets": partial(jaxloss.triplet_loss, mining="all", soft=True),
+    "WARP": jaxloss.warp_loss,
+    "RML": jaxloss.robust_multilabel_loss,
+}
+
+
+@pytest.mark.parametrize("name", HALF_SPREAD)
+def test_rows_that_all_devices_have(name):
+    """Under `check_vma`, labels that all devices have, of rows that differ and of rows that do not.
+
+    The gradient of a row that all devices have is the sum over the devices.
+    """
+    loss, rng = HALF_SPREAD[name], np.random.default_rng(33)
+    rows = jnp.asarray(rng.normal(size=(DEVICES * 3, 4)), jnp.float32)
+    labels = jnp.arange(3) % 2 if name == "soft triplets" else jnp.arange(12).reshape(3, 4) % 2
+    run = jax.value_and_grad(lambda x, y: loss(x, y, axis_name="batch"))
+    whole = jax.jit(jax.value_and_grad(loss))
+    everywhere = jnp.concatenate([labels] * DEVICES)
+    spread = jax.jit(over_mesh(run, (P("batch"), P()), (P(), P("batch"))))
+    close = partial(chex.assert_trees_all_close, rtol=4 * FLOAT32, atol=FLOAT32)
+    close(spread(rows, labels), whole(rows, everywhere))
+    value, gradient = whole(jnp.concatenate([rows[:3]] * DEVICES), everywhere)
+    gradient = gradient.reshape(DEVICES, 3, 4).sum(axis=0)
+    close(jax.jit(over_mesh(run, P(), P()))(rows[:3], labels), (value, gradient))
 
 
 @pytest.mark.slow

@@ -124,8 +124,10 @@ def test_other_losses_raise(name):
         ("classification_loss", "features, labels, prototypes", jaxloss.prototype_loss),
         ("classification_loss", "logits", lambda logits, **_: logits),
         ("classification_loss", "no arrays", lambda **_: 0),
-        ("metric_loss", "must return a loss, got a tuple", partial(jaxloss.nca_loss, metrics=True)),
     ]
+    for which, loss in (("classification", jaxloss.classifier_loss), ("metric", jaxloss.nca_loss)):
+        a_tuple = partial(loss, metrics=True)
+        wrong.append((f"{which}_loss", "must return a loss, got a tuple", a_tuple))
     for which, scored in (("classification_loss", "logits"), ("metric_loss", "features")):
         advice = rf"{keywords}\({scored}, labels, \*\*keywords\)`"
         wrong += [(which, advice, lambda x, y, where=None: 0)]

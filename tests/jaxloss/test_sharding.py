@@ -205,6 +205,13 @@ def test_errors_are_those_of_the_whole_batch():
         spread(X[:11], Y[:11])
     with raises(ValueError, r"`axis_name` must be among the axes of the mesh"):
         jaxloss.sharded_loss(nca, mesh(), "model")
+    over_classes = jaxloss.sharded_loss(
+        jaxloss.classifier_loss, mesh((2, 2), ("batch", "c")), "batch"
+    )
+    with raises(ValueError, r"`class_axis_name` must be among the axes of the mesh"):
+        over_classes(X, Y, w, class_axis_name="model")
+    with raises(ValueError, r"`weights` has 5 classes, .* 2 devices of 'c'; add classes with"):
+        over_classes(X, Y % 5, w[:, :5], class_axis_name="c")
 
 
 def test_integers_that_do_not_fit_are_named():

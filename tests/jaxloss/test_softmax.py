@@ -98,6 +98,14 @@ def test_targets_that_are_negative_or_zero():
         assert finite(pull_back(jnp.ones(3)))
 
 
+@pytest.mark.parametrize("rows", [4, 512])
+def test_targets_of_low_precision(rows):
+    """In blocks of rows, too, their gradient has their dtype, as what computed them needs."""
+    pull_back = jax.grad(lambda s, z: jaxloss.softmax_loss(z, jax.nn.softmax(s)))
+    scores, logits = (jax.ShapeDtypeStruct((rows, 512), t) for t in (jnp.bfloat16, jnp.float32))
+    assert jax.eval_shape(pull_back, scores, logits).dtype == jnp.bfloat16
+
+
 def test_confident_logits_keep_their_small_loss():
     """Without log1p, log(1 + e^-30) is 0. The softmax loss may round to 0, its gradient may not."""
     logits = jnp.array([[30.0, 0.0]])
