@@ -10,7 +10,8 @@ number of decimals. `"minus ROW: COLUMN"` is the negative of the cell; `"ROW: CO
 
 A file has a table in CSV, below lines such as `# command: …`. If it has a column `seed`, or `draw`
 of the data, it has the values of runs, and the table has their means, standard deviations and
-paired differences to the `# baseline: …`.
+paired differences of the baseline and this row: `# baseline: COLUMN=NAME` for NAME − this,
+`# baseline: this − COLUMN=NAME` for the opposite sign.
 """
 
 import csv
@@ -163,7 +164,9 @@ def _of_runs(runs: pd.DataFrame, facts: dict[str, list[str]]) -> tuple[list[str]
     place = next(k for k, name in enumerate(columns) if name in ("seed", "draw"))
     names, metrics = columns[:place], columns[place + 1 :]
     facts["names"] = [str(len(names))]
-    of, _, baseline = facts.get("baseline", [""])[-1].partition("=")
+    text = facts.get("baseline", [""])[-1]
+    of, _, baseline = text.removeprefix("this − ").partition("=")
+    sign, order = (-1, "this − {}") if text.startswith("this − ") else (1, "{} − this")
     runs[metrics] = runs[metrics].apply(pd.to_numeric)  # Nothing stands for a run that diverged.
     runs = runs.set_index([*names, columns[place]])
     rows = []
@@ -171,13 +174,13 @@ def _of_runs(runs: pd.DataFrame, facts: dict[str, list[str]]) -> tuple[list[str]
         cells = [_value(own[metric]) for metric in metrics]
         if of:
             paired = own.droplevel(of)
-            differences = runs.xs(baseline, level=of).reindex(paired.index) - paired
+            differences = sign * (runs.xs(baseline, level=of).reindex(paired.index) - paired)
             is_other = dict(zip(names, key, strict=True))[of] != baseline
             cells += [
                 _difference(differences[m]) if is_other else markdown.MISSING for m in metrics
             ]
         rows.append([*key, *cells])
-    compared = [f"{baseline} − this: {metric}" for metric in metrics] if of else []
+    compared = [f"{order.format(baseline)}: {metric}" for metric in metrics] if of else []
     return [*names, *metrics, *compared], rows
 
 

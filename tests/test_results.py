@@ -122,6 +122,10 @@ def test_values_of_runs_become_means_and_paired_differences(made):
     assert table.rows["old"] == ["old", "2.5 ± 0.5", f"+1.50 ± {half:.2f} !"]
     assert table.rows["new"] == ["new", "4.0 ± 1.0", "–"]
     assert "**+1.50 ± 1.24**" in table.markdown()[-1]
+    path.write_text("\n".join(["# baseline: this − loss=new", *lines[1:]]), encoding="utf-8")
+    turned = made["read"]("runs")
+    assert turned.headings[-1] == "this − new: accuracy"
+    assert turned.rows["old"][-1] == f"−1.50 ± {half:.2f} !"
     # A run that diverged is in no pair; without a baseline, there are means alone.
     path.write_text("\n".join([*lines, "new,4,9", "old,4,"]), encoding="utf-8")
     assert made["read"]("runs").rows["old"][1:] == table.rows["old"][1:]
