@@ -2,7 +2,7 @@
 
     python docs/results.py
 
-In RESULTS.md and its appendix, `<!-- results/NAME.csv -->` stands above the table of this file,
+In these pages, `<!-- results/NAME.csv -->` stands above the table of this file,
 and `<!-- commands of results/NAME.csv -->` above the commands that made it. A number in a sentence
 is a link whose title names its cell: `[+0.6 ± 0.3](results/NAME.csv "ROW: COLUMN")`. It keeps its
 number of decimals. `"minus ROW: COLUMN"` is the negative of the cell; `"ROW: COLUMN – upper"`, or
@@ -29,13 +29,22 @@ from experiments.core.protocol import mean_and_interval
 from experiments.core.storage import write_picture
 from experiments.reporting import markdown, style
 
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+ROOT = Path(__file__).parents[1]
+EXPERIMENTS = ROOT / "experiments"
 RESULTS = EXPERIMENTS / "results"
-PAGES = "RESULTS.md", "RESULTS_APPENDIX.md"
+PAGES = (
+    "experiments/RESULTS.md",
+    "experiments/RESULTS_APPENDIX.md",
+    "docs/losses/grouping.md",
+    "docs/losses/hypersphere.md",
+    "docs/losses/margins.md",
+    "docs/recipes/long_tail.md",
+    "docs/which_loss.md",
+)
 
 _NUMBER = re.compile(r"([+−]?)(\d[\d,]*(?:\.(\d+))?)(?: ± (\d+(?:\.\d+)?))?")
 _PLACE = re.compile(r"(minus )?(.+?): (.+?)(?: – (upper|lower))?")
-_QUOTE = re.compile(r'\[([^][]*)\]\(results/([\w-]+)\.csv "([^"]*)"\)')
+_QUOTE = re.compile(r'\[([^][]*)\]\((https://\S+/|)results/([\w-]+)\.csv "([^"]*)"\)')
 _MADE = re.compile(r"(<!-- (commands of )?results/([\w-]+)\.csv -->)\n+(?:(?:\||    ).*\n)*\n*")
 
 
@@ -215,7 +224,7 @@ def render(text: str) -> str:
 
 
 def _quoted(match: re.Match[str]) -> str:
-    text, name, title = match.groups()
+    text, before, name, title = match.groups()
     try:
         number = read(name).number(title)
         sign, _, digits, half_digits = _NUMBER.fullmatch(text).groups()  # pyright: ignore
@@ -228,7 +237,7 @@ def _quoted(match: re.Match[str]) -> str:
         new += f" ± {half}"
         if number.is_difference and number.excludes_0 != (abs(value) > half):
             raise ValueError(f"{match[0]}: {new} hides that 0 is excluded: it needs more decimals")
-    return f'[{new.replace("-", "−")}](results/{name}.csv "{title}")'
+    return f'[{new.replace("-", "−")}]({before}results/{name}.csv "{title}")'
 
 
 def _rounded(value: float, digits: str | None) -> Decimal:
@@ -467,7 +476,7 @@ def figures() -> Iterator[tuple[str, Figure]]:
 
 if __name__ == "__main__":
     for page in PAGES:
-        path = EXPERIMENTS / page
+        path = ROOT / page
         path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
     with matplotlib.rc_context(style.STYLE):
         for name, figure in figures():

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXPERIMENTS = ROOT / "experiments"
 MADE = runpy.run_path(str(ROOT / "docs/results.py"))
-PAGES = {name: (EXPERIMENTS / name).read_text(encoding="utf-8") for name in MADE["PAGES"]}
+PAGES = {Path(of).name: (ROOT / of).read_text(encoding="utf-8") for of in MADE["PAGES"]}
 
 
 @pytest.fixture
@@ -58,10 +57,17 @@ def test_a_changed_number_in_a_file_changes_table_text_figure_and_verdict(made):
 
 
 def test_intervals_in_sentences_are_those_of_files():
-    """In the results; the appendix has some that no table has."""
+    """In the results, and in the pages of losses and recipes; the appendix has some of no table."""
     text = re.sub(r"^\|(?! \[[A-F]\.).*", "", PAGES["RESULTS.md"], flags=re.MULTILINE)
-    text = MADE["_QUOTE"].sub("", text.partition("How to read")[0] + text.partition("## A.")[2])
-    assert re.findall(r".*\d ± \d.*", text) == []
+    texts = [text.partition("How to read")[0] + text.partition("## A.")[2]]
+    pages = (
+        path for folder in ("losses", "recipes") for path in (ROOT / "docs" / folder).iterdir()
+    )
+    texts += [
+        page.read_text(encoding="utf-8") for page in pages if page.name != "text_retrieval.md"
+    ]
+    for text in texts:
+        assert re.findall(r".*\d\s±\s\d.*", MADE["_QUOTE"].sub("", text)) == []
 
 
 def test_a_quote_is_a_number_its_negative_or_an_end_of_its_interval(made):
