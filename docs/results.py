@@ -2,11 +2,11 @@
 
     python docs/results.py
 
-In these pages, `<!-- results/NAME.csv -->` stands above the table of this file,
-and `<!-- commands of results/NAME.csv -->` above the commands that made it. A number in a sentence
-is a link whose title names its cell: `[+0.6 ± 0.3](results/NAME.csv "ROW: COLUMN")`. It keeps its
-number of decimals. `"minus ROW: COLUMN"` is the negative of the cell; `"ROW: COLUMN – upper"`, or
-`lower`, is an end of its interval.
+In these pages, `<!-- results/NAME.csv -->` stands above the table of this file, and `<!-- commands
+of results/NAME.csv -->` above the commands that made it. A number in a sentence is a link whose
+title names its cell: `[+0.6 ± 0.3](results/NAME.csv "ROW: COLUMN")`, in `docs` with the whole
+address of the file. It keeps its number of decimals. `"minus ROW: COLUMN"` is the negative of the
+cell; `"ROW: COLUMN – upper"`, or `lower`, is an end of its interval.
 
 A file has a table in CSV, below lines such as `# command: …`. If it has a column `seed`, or `draw`
 of the data, it has the values of runs, and the table has their means, standard deviations and

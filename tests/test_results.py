@@ -57,7 +57,10 @@ def test_a_changed_number_in_a_file_changes_table_text_figure_and_verdict(made):
 
 
 def test_intervals_in_sentences_are_those_of_files():
-    """In the results, and in the pages of losses and recipes; the appendix has some of no table."""
+    """In the results, and in the pages of losses and recipes.
+
+    The appendix has some that no table has, and a recipe has those of its own runs.
+    """
     text = re.sub(r"^\|(?! \[[A-F]\.).*", "", PAGES["RESULTS.md"], flags=re.MULTILINE)
     texts = [text.partition("How to read")[0] + text.partition("## A.")[2]]
     pages = (

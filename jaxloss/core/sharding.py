@@ -149,8 +149,8 @@ def sharded_loss(loss: Function, mesh: jax.sharding.Mesh, axis_name: AxisName) -
 
     Raises:
       ValueError: If `axis_name` is not an axis of the mesh. When called: the number of rows is not
-        a multiple of the number of devices; add rows with `where=False`. The number of classes is
-        not a multiple of that of the devices of `class_axis_name`. What `divided` raises.
+        a multiple of the number of devices; add rows with `where=False`. `class_axis_name` is not
+        an axis of the mesh, or its devices do not divide the classes. What `divided` raises.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxloss
@@ -311,6 +311,7 @@ def _as_tuple(axes: Any) -> tuple[Any, ...]:
 def _called(call: Call, spread: _Spread, result: Result) -> Any:
     """Calls a function on every device. Errors have the shapes of the whole batch."""
     try:
+        _check_classes(call, spread)
         prepared = _prepared(call, spread, _num_rows(call, spread, result))
         of_rows = tuple(axis for axes in (spread.axes, *spread.further) for axis in _as_tuple(axes))
         for name, axes in zip(_AXIS_NAMES, (of_rows or None, spread.class_axes), strict=True):
@@ -352,8 +353,12 @@ def _num_rows(call: Call, spread: _Spread, result: Result) -> int | None:
                 f"`{name}` has {number} rows, which do not spread evenly over the {spread.size} "
                 f"devices of {spread.axes!r}; fill them up with rows of where=False"
             )
+    return next(iter(rows.values()), None)
+
+
+def _check_classes(call: Call, spread: _Spread) -> None:
     parts = math.prod(spread.mesh.shape[axis] for axis in _as_tuple(spread.class_axes))
-    for leaf in call.leaves():
+    for leaf in call.leaves() if parts > 1 else ():
         number = dict(zip(leaf.sizes, np.shape(leaf.value), strict=False)).get("C", 0)
         if number % parts:
             raise ValueError(
@@ -361,7 +366,6 @@ def _num_rows(call: Call, spread: _Spread, result: Result) -> int | None:
                 f"devices of {spread.class_axes!r}; add classes with a bias of −∞, which change "
                 "nothing without label smoothing"
             )
-    return next(iter(rows.values()), None)
 
 
 def _prepared(call: Call, spread: _Spread, num_rows: int | None) -> Call:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Integer
 
@@ -252,7 +251,7 @@ def _combined_loss(
     for name, found in (("classification_loss", classification), ("metric_loss", metric)):
         if isinstance(found, tuple):
             raise TypeError(f"`{name}` must return a loss, got a tuple; leave out `metrics=True`")
-    return classification + metric_weight * jnp.asarray(metric, dtype)
+    return classification + metric_weight * metric
 
 
 def _check_keywords(name: str, loss: Any) -> None:
